@@ -60,7 +60,14 @@ def check(found: Array, expected: Array, dtype: Any) -> None:
 
 
 def check_dft(
-    isa: Isa, x: Array, *, inverse: bool = False, onesided: bool = False, length: int | None = None, axis: int = -2
+    isa: Isa,
+    x: Array,
+    *,
+    inverse: bool = False,
+    onesided: bool = False,
+    length: int | None = None,
+    axis: int = -2,
+    coarse: bool = False,
 ) -> None:
     """Along ``axis`` of x, through views that bring it next to the parts."""
     moved = np.moveaxis(x, axis, -2)
@@ -68,7 +75,7 @@ def check_dft(
     out_shape = list(np.moveaxis(expected, -2, axis).shape)
     out = np.full(out_shape, np.nan, x.dtype)
     source, target = view_of(moved), view_of(np.moveaxis(out, axis, -2), "output")
-    launches = dft(source, target, isa, inverse=inverse, onesided=onesided, length=length)
+    launches = dft(source, target, isa, inverse=inverse, onesided=onesided, length=length, coarse=coarse)
     run(launches, isa, {source.storage: moved, target.storage: out}, split=2)
     check(np.moveaxis(out, axis, -2), expected, x.dtype)
 
@@ -176,10 +183,11 @@ some = settings(max_examples=40, deadline=None)
     way=st.sampled_from(["forward", "onesided", "inverse", "mirrored"]),
     stored=st.sampled_from(["dense", "axis first", "reversed", "apart"]),
     cut=st.integers(-3, 3),
+    coarse=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_any_transform(
-    isa: Isa, length: int, batch: list[int], parts: int, way: str, stored: str, cut: int, seed: int
+    isa: Isa, length: int, batch: list[int], parts: int, way: str, stored: str, cut: int, coarse: bool, seed: int
 ) -> None:
     if way == "onesided":
         parts = 1
@@ -193,7 +201,7 @@ def test_any_transform(
     axis = -2
     if stored == "axis first":
         x, axis = np.moveaxis(x, -2, 0).copy(), 0
-    check_dft(isa, x, inverse=inverse, onesided=onesided, length=length, axis=axis)
+    check_dft(isa, x, inverse=inverse, onesided=onesided, length=length, axis=axis, coarse=coarse)
 
 
 @some
@@ -206,10 +214,20 @@ def test_any_transform(
     parts=st.sampled_from([1, 2]),
     onesided=st.booleans(),
     window=st.sampled_from(["none", "constant", "given", "apart"]),
+    coarse=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_any_frames(
-    isa: Isa, length: int, batch: int, more: int, step: int, parts: int, onesided: bool, window: str, seed: int
+    isa: Isa,
+    length: int,
+    batch: int,
+    more: int,
+    step: int,
+    parts: int,
+    onesided: bool,
+    window: str,
+    coarse: bool,
+    seed: int,
 ) -> None:
     onesided = onesided and parts == 1
     x, weights = signal(seed, batch, length + more, parts), signal(seed + 1, length)  # of no symmetry
@@ -226,7 +244,8 @@ def test_any_frames(
         held = weights if window == "given" else np.repeat(weights, 2)[::2]
         taken = view_of(held)
         bound[taken.storage] = held
-    run(stft(source, taken, target, isa, frame_step=step, frame_length=length, onesided=onesided), isa, bound)
+    how = {"frame_step": step, "frame_length": length, "onesided": onesided, "coarse": coarse}
+    run(stft(source, taken, target, isa, **how), isa, bound)
     check(out, expected, np.float32)
 
 
@@ -248,8 +267,8 @@ def test_signals_do_not_touch_each_other(isa: Isa, count: int) -> None:
 
 
 @pytest.mark.parametrize("lanes", [4, 8])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_vectors_of_any_width(lanes: int, dtype: Any) -> None:
+@pytest.mark.parametrize("dtype, work", [(np.float32, "double"), (np.float64, "double"), (np.float32, "float")])
+def test_vectors_of_any_width(lanes: int, dtype: Any, work: Any) -> None:
     """What other processors run, here made of several vectors or of a part of one: the same to the last bit."""
     isa = ISAS[0]
     for transform, points in (
@@ -261,7 +280,7 @@ def test_vectors_of_any_width(lanes: int, dtype: Any) -> None:
         x = signal(16, 2, 21, points, transform.parts, dtype=dtype)
         found = []
         for width in (2, lanes):
-            chosen = fast.passes(transform, 42, x.itemsize, isa)
+            chosen = fast.passes(transform, 42, x.itemsize, isa, work)
             assert chosen is not None
             out = np.full((2, 21, transform.bins, transform.made), np.nan, dtype)
             source, target = view_of(x), view_of(out, "output")
@@ -273,25 +292,34 @@ def test_vectors_of_any_width(lanes: int, dtype: Any) -> None:
 
 @each_isa
 @pytest.mark.parametrize("n", [225, 400, 512])
-def test_soft_bins_beside_loud_ones(isa: Isa, n: int) -> None:
-    """Every bin is exact by itself, not only beside the loudest one: logarithms of spectra show both alike."""
+@pytest.mark.parametrize("coarse", [False, True])
+def test_soft_bins_beside_loud_ones(isa: Isa, n: int, coarse: bool) -> None:
+    """Every bin is exact by itself, not only beside the loudest one: logarithms of spectra show both alike. Where
+    float32 will do, bins are as exact as the loudest one's last digits."""
     loud = np.sin(np.arange(60 * n) * 0.7) * 1e4
     x = (signal(15, 60 * n, dtype=np.float64) + loud).astype(np.float32).reshape(60, n, 1)
     window = np.hanning(n).astype(np.float32)
     expected = np.fft.rfft(x[..., 0].astype(np.float64) * window, axis=-1)
     out = np.full((1, 60, n // 2 + 1, 2), np.nan, np.float32)
     source, target = view_of(x.reshape(1, -1)), view_of(out, "output")
-    launches = stft(source, View.constant(window, DType.float32), target, isa, frame_step=n, frame_length=n)
-    run(launches, isa, {source.storage: x, target.storage: out})
-    errors = np.abs(as_complex(out)[0] - expected) / np.abs(expected)
-    assert errors.max() < 2.0**-23
+    how = {"frame_step": n, "frame_length": n, "coarse": coarse}
+    run(
+        stft(source, View.constant(window, DType.float32), target, isa, **how),
+        isa,
+        {source.storage: x, target.storage: out},
+    )
+    errors = np.abs(as_complex(out)[0] - expected)
+    if coarse:
+        assert errors.max() < 2.0**-21 * np.abs(expected).max()
+    else:
+        assert (errors / np.abs(expected)).max() < 2.0**-23
 
 
 def test_which_way() -> None:
     wide, narrow = named("avx512", "x86_64"), named("avx2", "x86_64")
 
-    def real(n: int, isa: Isa = wide, count: int = 100) -> fast.Passes | None:
-        return fast.passes(Transform(n, n // 2 + 1, 1, 2, False, False), count, 4, isa)
+    def real(n: int, isa: Isa = wide, count: int = 100, work: Any = "double") -> fast.Passes | None:
+        return fast.passes(Transform(n, n // 2 + 1, 1, 2, False, False), count, 4, isa, work)
 
     def radices(n: int, isa: Isa = wide) -> tuple[int, ...]:
         found = real(n, isa)
@@ -309,6 +337,8 @@ def test_which_way() -> None:
     assert real(1 << 20) is None, "too much scratch memory"
     sides = [found and found.lanes for found in (real(512), real(512, count=7), real(512, count=1), real(1 << 14))]
     assert sides == [8, 8, 2, 2], "as wide as there are signals, and as stay near"
+    coarse = [found and found.lanes for found in (real(512, work="float"), real(512, count=7, work="float"))]
+    assert coarse == [16, 8], "twice as many fit a vector"
 
 
 @pytest.mark.parametrize("isa", TABLE, ids=lambda isa: f"{isa.triple} {isa.name}")

@@ -306,6 +306,39 @@ def test_signals_stay_exact_up_to_their_logarithm() -> None:
     np.testing.assert_allclose(found["l"], exact["l"], atol=0.05)
 
 
+@needs_products
+@pytest.mark.usefixtures("eager")
+def test_bands_of_powers_may_be_rounded_before_their_logarithm() -> None:
+    """What is added up there is never negative: a rounding is a part of the band, and shows as no more than that."""
+    time = np.arange(256)
+    x = np.stack([np.sin(0.7 * time + k) + 1e-4 * np.sin(1.9 * time) for k in range(32)]).astype(np.float32)
+    w = np.stack([np.cos(f * time) for f in np.linspace(0, 3, 64)], axis=1).astype(np.float32)
+    bands = np.abs(floats(1, 64, 40))
+    front = [node("MatMul", "x w", "s"), node("Mul", "s s", "p"), node("MatMul", "p b", "m")]
+    rest = [node("Clip", "m low", "c"), node("Log", "c", "y")]
+    made = model(front + rest, {"x": x}, "y", {"w": w, "b": bands, "low": np.float32(1e-10)})
+    with narrowed(made) as session:
+        found = session.run({"x": x})["y"]
+        told = choices(session)
+    exact = rv.load(made, providers=["reference"], optimization="none").run({"x": x})["y"]
+    assert told["MatMul_s"][0] == "f32" and told["MatMul_m"][0] == "bf16"
+    np.testing.assert_allclose(found, exact, atol=0.02)
+
+
+@needs_products
+def test_fourier_transforms_are_computed_in_float32() -> None:
+    x, window = floats(0, 1, 8000), np.hanning(400).astype(np.float32)
+    made = model([node("STFT", "x step window", "y")], {"x": x}, "y", {"step": 160, "window": window})
+    exact = rv.load(made, providers=["cpu"], optimization="none").run({"x": x})["y"]
+    with narrowed(made) as session:
+        found = session.run({"x": x})["y"]
+        (told,) = session.report.nodes
+    assert "float64" in told.precision_why
+    assert 0 < np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
+    with narrowed(made, keep_f32=["STFT_y"]) as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], exact)
+
+
 # -- where there is none --------------------------------------------------------------------------------------------
 
 

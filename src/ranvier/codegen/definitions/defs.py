@@ -190,7 +190,8 @@ class Opaque(Def):
     """``realise(realiser, views, outs)`` fills dense results; ``dense`` operands are made row-major before.
 
     ``narrow(target)`` as for a contraction: then operands and results may be stored in 16 bits, each or not. A kernel
-    that ``rounds`` keeps constants that it arranges for itself in 16 bits where ``Realiser.multiplies`` says so.
+    that ``rounds`` keeps constants that it arranges for itself in 16 bits where ``Realiser.multiplies`` says so; one
+    that ``widens`` computes in float64 what comes as float32, unless ``Realiser.coarse`` says that float32 will do.
     """
 
     sources: tuple[Value, ...]
@@ -199,6 +200,7 @@ class Opaque(Def):
     flops: float = 0.0
     narrow: Callable[[Target], str | None] | None = None
     rounds: bool = False
+    widens: bool = False
 
     @property
     def operands(self) -> tuple[Value, ...]:

@@ -243,12 +243,13 @@ class Definitions:
         flops: float = 0.0,
         narrow: Callable[[Target], str | None] | None = None,
         rounds: bool = False,
+        widens: bool = False,
     ) -> list[Value]:
         made = [
             self._result(results[k] if k < len(results) else None, dtype, shape)
             for k, (dtype, shape) in enumerate(outs)
         ]
-        self._add(Opaque(tuple(made), tuple(sources), realise, dense, flops, narrow, rounds))
+        self._add(Opaque(tuple(made), tuple(sources), realise, dense, flops, narrow, rounds, widens))
         return made
 
     def drawn(self, make: Callable[[], Array], dtype: DType, shape: Sequence[int]) -> Value:

@@ -41,6 +41,7 @@ class Realiser(BaseRealiser):
         self.packs = packs
         self.done = Realised(reuse=self.reuse, checks=self.checks)
         self.multiplies: DType | None = None  # of the contraction at hand: the type of 16 bits of its operands
+        self.coarse = False  # whether the kernel at hand may compute in float32 what it has float64 for
         self._consultation: tuning.Consultation | None = None
         self._products: list[Launch] = []
         self._prepares: list[Launch] = []  # what makes operands ready for a product
@@ -139,6 +140,7 @@ class Realiser(BaseRealiser):
 
     def call(self, each: Opaque, views: list[View], outs: list[View]) -> None:
         self.multiplies = self._multiplies(each)
+        self.coarse = id(each) in self.done.assignment.coarse
         self.add(each.realise(self, views, outs))
 
     # -- storage in 16 bits -----------------------------------------------------------------------------------------

@@ -78,10 +78,11 @@ def _arrays(made: Any) -> Iterator[np.ndarray[Any, Any]]:
 @dataclass
 class Assignment:
     """``stored``: the type of 16 bits of the values that have one in memory. ``products``: definitions, by identity,
-    that multiply in it."""
+    that multiply in it. ``coarse``: those that compute in float32 what would be float64 otherwise."""
 
     stored: dict[Value, DType] = field(default_factory=dict)
     products: set[int] = field(default_factory=set)
+    coarse: set[int] = field(default_factory=set)
     choices: dict[str, NodePrecision] = field(default_factory=dict)  # by the label of definitions: the node's name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ranvier.codegen.llvm.attention.micro import ELEMENTS
 from ranvier.codegen.llvm.builder import size_of
 from ranvier.codegen.llvm.control import number_bits
 from ranvier.codegen.llvm.fourier.butterflies import PRIMES
-from ranvier.codegen.llvm.fourier.passes import WORK, Form, Kind, passes_spec
+from ranvier.codegen.llvm.fourier.passes import Form, Kind, Work, passes_spec
 from ranvier.codegen.llvm.fourier.transform import Array, Transform
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, View
@@ -23,15 +24,17 @@ _PASS = 8
 _ROUND_ABOUT = 3
 _NEAR = 512 << 10  # bytes of scratch that the second-level cache keeps beside the signals
 _MOST = 5 << 20  # bytes of scratch of a thread, and every thread has as many: 65536 complex points
-_ITEM = size_of(WORK)
 _NARROWEST = 16  # bytes of a vector: less is no quicker
-_RATE = 0.15  # of a product's operations: float64, additions that are not fused, and as many loads and stores
+_NUMPY: dict[Work, Any] = {"double": np.float64, "float": np.float32}
+# Of a product's operations: additions that are not fused, and as many loads and stores
+_RATE: dict[Work, float] = {"double": 0.15, "float": 0.3}
 
 
 @dataclass(frozen=True)
 class Passes:
     """How transforms are done: of so many complex points each, several side by side, by passes of these radices."""
 
+    work: Work
     kind: Kind
     points: int
     radices: tuple[int, ...]
@@ -41,10 +44,10 @@ class Passes:
     @property
     def scratch(self) -> int:
         """Bytes of a thread."""
-        return 2 * self.block * 2 * self.lanes * _ITEM
+        return 2 * self.block * 2 * self.lanes * size_of(self.work)
 
 
-def passes(t: Transform, count: int, item: int, isa: Isa) -> Passes | None:
+def passes(t: Transform, count: int, item: int, isa: Isa, work: Work) -> Passes | None:
     """For ``count`` signals with elements of ``item`` bytes; None where products are to do it."""
     kind: Kind = "complex"
     if t.mirrored or (t.parts == 1 and not t.inverse):
@@ -54,14 +57,15 @@ def passes(t: Transform, count: int, item: int, isa: Isa) -> Passes | None:
             return None
     points = t.length if kind == "complex" else t.length // 2
     radices = _radices(points, isa)
-    if radices is None or _PASS * points * (len(radices) + _ROUND_ABOUT) * (_ITEM // item) > t.elements:
+    wide = size_of(work)
+    if radices is None or _PASS * points * (len(radices) + _ROUND_ABOUT) * (wide // item) > t.elements:
         return None
     block = (t.length if kind == "halved" and t.bins == t.length else points) + 1
-    lanes = isa.lanes(_ITEM)
+    lanes = isa.lanes(wide)
     # no more side by side than there are, nor than stay near
-    while lanes * _ITEM > _NARROWEST and (2 * count <= lanes or 4 * block * lanes * _ITEM > _NEAR):
+    while lanes * wide > _NARROWEST and (2 * count <= lanes or 4 * block * lanes * wide > _NEAR):
         lanes //= 2
-    found = Passes(kind, points, radices, block, lanes)
+    found = Passes(work, kind, points, radices, block, lanes)
     return found if found.scratch <= _MOST else None
 
 
@@ -98,6 +102,7 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
     flat = _flat(x, p.lanes) and (t.parts == 2 or p.kind == "halved")
     form = Form(
         ELEMENTS[x.dtype],
+        p.work,
         p.lanes,
         p.kind,
         t.inverse,
@@ -124,7 +129,7 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
             *(*axes_in, *axes_out, count),
             *(given, *x.strides[-2:], 0 if window is None else window.strides[0]),
             *(t.bins, *out.strides[-2:]),
-            *(p.points, len(p.radices), p.block, number_bits(1 / t.length, 8)),
+            *(p.points, len(p.radices), p.block, number_bits(1 / t.length, size_of(p.work))),
         ),
         tiles=-(-count // p.lanes),
         writes=(out.storage,),
@@ -132,7 +137,7 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
         flops=5.0 * count * p.points * math.log2(2 * p.points),
         traffic=1.0 * count * (given * t.parts + t.bins * t.made) * item,
         label="transform",
-        rate=_RATE,
+        rate=_RATE[p.work],
     )
 
 
@@ -171,7 +176,7 @@ def _tables(t: Transform, p: Passes) -> tuple[Array, Array]:
         turns.insert(0, mirrors / t.length)
     elif p.kind == "halved":
         turns.append(mirrors / -2)
-    return np.array(plan, np.int64), np.concatenate(turns)
+    return np.array(plan, np.int64), np.concatenate(turns).astype(_NUMPY[p.work])
 
 
 def _pairs(turns: Array, whole: int) -> Array:

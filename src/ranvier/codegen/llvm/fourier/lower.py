@@ -5,6 +5,7 @@ from __future__ import annotations
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.attention.micro import ELEMENTS
 from ranvier.codegen.llvm.fourier import fast, products
+from ranvier.codegen.llvm.fourier.passes import Work
 from ranvier.codegen.llvm.fourier.transform import BATCH_AXES, Transform
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import View
@@ -31,11 +32,12 @@ def dft(
     onesided: bool = False,
     length: int | None = None,
     threads: int = 1,
+    coarse: bool = False,
 ) -> list[Launch]:
     """Along the axis before the last; the last holds real and (if 2) imaginary parts. Other axes may be anything.
 
     The signal is cut or padded with zeros to ``length``. Inverse and one-sided together make a real signal of that
-    length from the first half of its spectrum.
+    length from the first half of its spectrum. ``coarse``: passes over float32 are computed in it, not in float64.
     """
     points, parts = x.shape[-2:]
     mirrored = inverse and onesided
@@ -47,7 +49,7 @@ def dft(
     transform = Transform(length, bins, parts, made, inverse, mirrored)
     kept = min(points, length // 2 + 1 if mirrored else length)
     cropped = View(x.storage, x.dtype, (*x.shape[:-2], kept, parts), x.strides, x.offset)
-    return _lowered(transform, cropped, None, out, isa, threads)
+    return _lowered(transform, cropped, None, out, isa, threads, coarse)
 
 
 def stft(
@@ -60,10 +62,11 @@ def stft(
     frame_length: int,
     onesided: bool = True,
     threads: int = 1,
+    coarse: bool = False,
 ) -> list[Launch]:
     """Signal ``[batch, length]`` or ``[batch, length, 1 or 2]``; out ``[batch, frames, bins, 2]``.
 
-    Frames are a strided view of the signal: they overlap where it lies.
+    Frames are a strided view of the signal: they overlap where it lies. ``coarse`` as for :func:`dft`.
     """
     if signal.rank == 2:
         signal = View(signal.storage, signal.dtype, (*signal.shape, 1), (*signal.strides, 1), signal.offset)
@@ -74,13 +77,16 @@ def stft(
     over_batch, over_time, over_parts = signal.strides
     shape, strides = (batch, frames, frame_length, parts), (over_batch, frame_step * over_time, over_time, over_parts)
     framed = View(signal.storage, signal.dtype, shape, strides, signal.offset)
-    return _lowered(Transform(frame_length, bins, parts, 2, False, False), framed, window, out, isa, threads)
+    return _lowered(Transform(frame_length, bins, parts, 2, False, False), framed, window, out, isa, threads, coarse)
 
 
-def _lowered(t: Transform, x: View, window: View | None, out: View, isa: Isa, threads: int) -> list[Launch]:
+def _lowered(
+    t: Transform, x: View, window: View | None, out: View, isa: Isa, threads: int, coarse: bool
+) -> list[Launch]:
     if 0 in out.shape:
         return []
-    passes = fast.passes(t, out.size // (t.bins * t.made), x.dtype.numpy.itemsize, isa)
+    work: Work = "float" if coarse and x.dtype is DType.float32 else "double"
+    passes = fast.passes(t, out.size // (t.bins * t.made), x.dtype.numpy.itemsize, isa, work)
     if passes is not None:
         return [fast.launch(t, passes, x, window, out)]
     return products.launches(t, x, window, out, isa, threads)

@@ -8,8 +8,8 @@ vector of real parts and one of imaginary parts, and all passes go back and fort
 
 for p < n/r and q < s, after which n is n/r and s is s*r. Results come out in order.
 
-All of it is computed in float64, whatever the signals are: a pass rounds by the loudest point that it meets, and in
-float32 the soft bins of a spectrum would drown in that, more than in the sums of a product.
+All of it is computed in float64, whatever the signals are, unless less is asked for: a pass rounds by the loudest point
+that it meets, and in float32 the soft bins of a spectrum would drown in that, more than in the sums of a product.
 
 Two real points are taken for one complex point, which halves the length, and the spectrum of that is unfolded into the
 one that was meant; the way back, from half a spectrum to a real signal, folds it first. An inverse transform is a
@@ -31,7 +31,7 @@ from ranvier.codegen.llvm.isa import Isa
 from ranvier.records import dataclass
 
 Turn = tuple[Val, Val]  # cosine and sine
-WORK = "double"  # what is computed with
+Work = Literal["float", "double"]  # what is computed with
 # complex: to as many complex points; halved: from twice as many real points; folded: to twice as many real points
 Kind = Literal["complex", "halved", "folded"]
 
@@ -41,6 +41,7 @@ class Form:
     """What the code of a kernel depends on."""
 
     element: str
+    work: Work
     lanes: int  # signals of a tile
     kind: Kind
     inverse: bool
@@ -79,13 +80,13 @@ def passes_spec(form: Form) -> KernelSpec:
         _Kernel(Frame(module, symbol, isa, form.element, BUFFERS, form.names), form).write()
 
     key = ("fourier passes", *(getattr(form, name) for name in Form.__dataclass_fields__))
-    return KernelSpec(f"fourier {form.kind} {form.element} x{form.lanes}", key, emit)
+    return KernelSpec(f"fourier {form.kind} {form.element} in {form.work} x{form.lanes}", key, emit)
 
 
 class _Kernel:
     def __init__(self, frame: Frame, form: Form) -> None:
         self.frame, self.form, self.f = frame, form, frame.f
-        self.lanes, self.kind = form.lanes, vector(WORK, form.lanes)
+        self.work, self.lanes, self.kind = form.work, form.lanes, vector(form.work, form.lanes)
         self.source: Var = self.f.var("ptr")
         self.target: Var = self.f.var("ptr")
         self.turns: Var = self.f.var("ptr")
@@ -110,18 +111,18 @@ class _Kernel:
 
     def row(self, base: Val, index: Val) -> Val:
         """Where vector number ``index`` of a block lies."""
-        return self.f.gep(base, index * self.lanes, WORK)
+        return self.f.gep(base, index * self.lanes, self.work)
 
     def point(self, base: Val, index: Val) -> Val:
-        return self.f.gep(base, index * (2 * self.lanes), WORK)
+        return self.f.gep(base, index * (2 * self.lanes), self.work)
 
     def load(self, place: Val, exchanged: bool = False) -> Point:
-        first, second = (self.f.load(self.kind, self.f.gep(place, k * self.lanes, WORK)) for k in (0, 1))
+        first, second = (self.f.load(self.kind, self.f.gep(place, k * self.lanes, self.work)) for k in (0, 1))
         return (second, first) if exchanged else (first, second)
 
     def store(self, value: Point, place: Val, exchanged: bool = False) -> None:
         for k, part in enumerate(reversed(value) if exchanged else value):
-            self.f.store(part, self.f.gep(place, k * self.lanes, WORK))
+            self.f.store(part, self.f.gep(place, k * self.lanes, self.work))
 
     def swap(self) -> None:
         source, target = self.source.get(), self.target.get()
@@ -129,13 +130,13 @@ class _Kernel:
         self.target.set(source)
 
     def next_turns(self, count: Val) -> None:
-        self.turns.set(self.f.gep(self.turns.get(), count * 2, WORK))
+        self.turns.set(self.f.gep(self.turns.get(), count * 2, self.work))
 
     def turn(self, place: Val, index: Val | int) -> Turn:
         """Cosine and sine number ``index``, in all lanes."""
         f = self.f
-        place = f.gep(place, index * 2, WORK)
-        cos, sin = (f.load(WORK, f.gep(place, k, WORK), invariant=True) for k in (0, 1))
+        place = f.gep(place, index * 2, self.work)
+        cos, sin = (f.load(self.work, f.gep(place, k, self.work), invariant=True) for k in (0, 1))
         return f.splat(cos, self.lanes), f.splat(sin, self.lanes)
 
     # -- signals ------------------------------------------------------------------------------------------------------
@@ -172,9 +173,9 @@ class _Kernel:
             window = frame.buffer("window")
             with f.loop(0, width, lanes) as j:
                 first = f.min_(j, width - lanes)  # the last vectors may overlap those before
-                rows = [f.cast(f.load(whole, frame.at(source, (first, 1))), WORK) for source in sources]
+                rows = [f.cast(f.load(whole, frame.at(source, (first, 1))), self.work) for source in sources]
                 if form.flat_window:
-                    weights = f.cast(f.load(whole, frame.at(window, (first, 1))), WORK)
+                    weights = f.cast(f.load(whole, frame.at(window, (first, 1))), self.work)
                     rows = [row * weights for row in rows]
                 for k, value in enumerate(transposed(f, rows)):
                     if not form.flat_window:
@@ -187,7 +188,7 @@ class _Kernel:
                     offset = j * frame["point_in"] + frame["part_in"] * part
                     for lane, source in enumerate(sources):
                         value = f.insert(value, f.load(form.element, frame.at(source, (offset, 1))), lane)
-                    f.store(self.windowed(f.cast(value, WORK), j), self.row(block, j * pitch + part))
+                    f.store(self.windowed(f.cast(value, self.work), j), self.row(block, j * pitch + part))
                 if form.parts < pitch:
                     f.store(zero, self.row(block, j * pitch + 1))
         end = (frame["points"] + (1 if form.kind == "folded" else 0)) * 2
@@ -199,7 +200,7 @@ class _Kernel:
             return value
         frame = self.frame
         place = frame.at(frame.buffer("window"), (point, frame["window_step"]))
-        return value * self.f.cast(self.f.load(self.form.element, place), WORK)
+        return value * self.f.cast(self.f.load(self.form.element, place), self.work)
 
     def spread(self, tile: Val) -> None:
         """Results out of the block where they are."""
@@ -227,8 +228,9 @@ class _Kernel:
                         f.store(f.extract(value, lane), frame.at(target, (offset, 1)))
 
     def scale(self) -> Val:
-        """Of inverse transforms: a number that carries the bits of a double."""
-        return self.f.bitcast(self.frame["scale"], WORK)
+        """Of inverse transforms: a number that carries the bits of a float."""
+        bits = self.frame["scale"]
+        return self.f.bitcast(bits if self.work == "double" else self.f.cast(bits, "i32"), self.work)
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -251,7 +253,7 @@ class _Kernel:
         self.swap()
 
     def turns_of(self, radix: int, p: Val) -> list[Turn]:
-        place = self.f.gep(self.turns.get(), p * (2 * (radix - 1)), WORK)
+        place = self.f.gep(self.turns.get(), p * (2 * (radix - 1)), self.work)
         return [self.turn(place, k) for k in range(radix - 1)]
 
     def places(self, radix: int, p: Val, groups: Val, together: Val) -> tuple[list[Val], list[Val]]:

@@ -159,11 +159,20 @@ def dft(n: NodeView, b: Definitions) -> None:
 
     def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
         return fourier.dft(
-            views[0], outs[0], r.isa, inverse=inverse, onesided=onesided, length=length, threads=r.threads
+            views[0],
+            outs[0],
+            r.isa,
+            inverse=inverse,
+            onesided=onesided,
+            length=length,
+            threads=r.threads,
+            coarse=r.coarse,
         )
 
     last = axis == rank - 2
-    (made,) = b.opaque([moved], realise, [(n.dtype(0), shape)], [n.outputs[0]] if last else (), dense=False)
+    (made,) = b.opaque(
+        [moved], realise, [(n.dtype(0), shape)], [n.outputs[0]] if last else (), dense=False, widens=True
+    )
     if not last:
         back = tuple(order.index(a) for a in range(rank))
         b.transpose(made, back, out=n.outputs[0])
@@ -192,6 +201,7 @@ def stft(n: NodeView, b: Definitions) -> None:
             frame_length=length,
             onesided=onesided,
             threads=r.threads,
+            coarse=r.coarse,
         )
 
-    b.opaque(sources, realise, [(n.dtype(0), n.out_shape())], [n.outputs[0]], dense=False)
+    b.opaque(sources, realise, [(n.dtype(0), n.out_shape())], [n.outputs[0]], dense=False, widens=True)

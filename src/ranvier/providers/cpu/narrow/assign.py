@@ -23,8 +23,9 @@ from ranvier.graph.ir import Value
 from ranvier.providers.base import NodePrecision
 from ranvier.providers.cpu.narrow.extremes import largest
 from ranvier.providers.cpu.narrow.mincut import Cut
+from ranvier.providers.cpu.narrow.positive import Positive
 from ranvier.providers.cpu.narrow.rates import CACHE, LAUNCH, multiplying, product_pace, touching
-from ranvier.providers.cpu.narrow.sensitive import centred, exact_reads, running_sums
+from ranvier.providers.cpu.narrow.sensitive import ROUNDED, centred, exact_reads, running_sums
 from ranvier.providers.cpu.narrow.signals import before_logarithms
 from ranvier.providers.cpu.target import Assignment, Target
 from ranvier.varying import value_at
@@ -72,17 +73,25 @@ class _Assigning:
         self.products: dict[int, int] = {}  # of definitions, their items
         self.unable: dict[int, str] = {}  # of definitions, why they multiply in float32
         self.rounding: set[int] = set()  # definitions whose own constants are in 16 bits
+        self.coarse: set[int] = set()  # definitions that compute in float32 instead of float64
         self.readers: dict[Value, list[Group]] = {}
+        self.positive = Positive((d for g in groups for d in g.defs), program)
         # after a look at a sample there are hundreds of plain names, and every node would be held against each
         self.kept_names = {p for p in target.keep_f32 if not _WILD.intersection(p)}
         self.patterns = [p for p in target.keep_f32 if p not in self.kept_names]
-        self.exact = [(v, why) for g in groups for v, why in exact_reads(g, program).items()]
-        self.signals = before_logarithms(groups, program, self.exact)
+        keeps = self._keeps_exactness
+        exact = [(v, why) for g in groups for v, why in exact_reads(g, program, keeps).items()]
+        self.signals = before_logarithms(groups, program, exact, keeps)
+        self.exact = [(v, why) for v, why in exact if why != ROUNDED]
         self.constants: set[Value] = set()  # constants under another shape, and all that is not of float32
         self.sources: dict[Value, Value] = {}  # of values that are others under another shape
         self._share_memory(slices)
         self._find_readers()
         self._pin(border)
+
+    def _keeps_exactness(self, each: Def) -> bool:
+        """Small powers are as exact as others in bfloat16; float16 has none of them."""
+        return self.narrow is DType.bfloat16 and self.positive.keeps(each)
 
     # -- what lies where --------------------------------------------------------------------------------------------
 
@@ -213,7 +222,7 @@ class _Assigning:
             if self._movable(v) and self.items.get(self.memory(v)) in ones
         }
         products = {key for key, item in self.products.items() if item in ones} | self.rounding
-        made = Assignment(stored, products)
+        made = Assignment(stored, products, self.coarse)
         for group in self.groups:
             self._tell(group, made)
         return made
@@ -237,6 +246,8 @@ class _Assigning:
             self._plain(group) if able else self._float_only(group)
             if anchor.rounds and self.narrow is DType.bfloat16:
                 self._constants_of(group, anchor)
+            if anchor.widens and not self.kept(group):
+                self.coarse.add(id(anchor))
         else:
             self._plain(group)
 
@@ -348,6 +359,8 @@ class _Assigning:
             found.append(self.unable.get(id(anchor), "conversions would cost more than they save"))
         elif id(group.last) in self.unable:
             found.append(self.unable[id(group.last)])
+        elif id(group.last) in self.coarse:
+            found.append("computed in float32 where float64 would be more exact")
         kept = next((self.why[self.memory(v)] for v in results if self.memory(v) in self.why), "")
         if kept and kept not in found:
             found.append(f"result {kept}")

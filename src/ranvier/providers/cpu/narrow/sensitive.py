@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ranvier.codegen.definitions.defs import Contraction, Def, Moved, Pointwise, Rows
 from ranvier.codegen.definitions.groups import Group
@@ -19,18 +19,25 @@ from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 
+LOG = "goes into log"
+ROUNDED = "goes into log, and may be rounded"
+SIGNAL = "goes into log as a part of sums"  # of either sign, before it does
 _STEEP = frozenset({"exp", "expm1", "log", "log1p", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan2"})
 _STEPPED = frozenset({"mod", "fmod", "floor", "ceil", "trunc", "round", "eq", "ne", "bits", "floordiv"})
 _HARMLESS_POWER = 4.0  # exponents up to here only multiply the relative error
 
 
-def exact_reads(group: Group, program: Definitions) -> dict[Value, str]:
-    """The values that a group must read as they are, and why."""
+def exact_reads(group: Group, program: Definitions, keeps: Callable[[Def], bool]) -> dict[Value, str]:
+    """The values that a group must read as they are, and why; or :data:`ROUNDED`, where a logarithm shows as much of
+    their rounding as there is. ``keeps``: whether results are as exact as operands."""
     found: dict[Value, str] = {}  # of the values the group reads and makes
     for each in reversed(group.defs):
         wanted = next((found[v] for v in each.outputs if v in found), "")
+        if wanted in (LOG, ROUNDED):
+            wanted = ROUNDED if keeps(each) else SIGNAL
         for value, why in _reads(each, program, wanted):
-            found.setdefault(value, why)
+            if value not in found or found[value] == ROUNDED or (found[value] == LOG and why == SIGNAL):
+                found[value] = why
     return found
 
 

@@ -2,35 +2,45 @@
 
 What is soft is as visible in a logarithm as what is loud, but a sum of rounded numbers is only as exact as its largest
 terms. So everything that is computed on the way to a logarithm stays in float32, back to where a network begins: an
-activation or a normalisation, behind which no signal is left to be seen.
+activation or a normalisation, behind which no signal is left to be seen. Only the last steps may be rounded, where no
+number is negative (:mod:`.positive`): powers, and bands of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ranvier.codegen.definitions.defs import Pointwise, Rows
+from ranvier.codegen.definitions.defs import Def, Pointwise, Rows
 from ranvier.codegen.definitions.groups import Group
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op
 from ranvier.graph.ir import Value
-from ranvier.providers.cpu.narrow.sensitive import expression
+from ranvier.providers.cpu.narrow.sensitive import LOG, ROUNDED, SIGNAL, expression
 
 _ACTIVATIONS = frozenset({"sigmoid", "tanh", "erf", "softplus", "exp", "expm1"})
 
 
-def before_logarithms(groups: Sequence[Group], program: Definitions, exact: Iterable[tuple[Value, str]]) -> set[int]:
-    """The groups, by identity, whose results go into a logarithm without an activation in between.
+def before_logarithms(
+    groups: Sequence[Group], program: Definitions, exact: Iterable[tuple[Value, str]], keeps: Callable[[Def], bool]
+) -> set[int]:
+    """The groups, by identity, whose results go into a logarithm without an activation in between, but for those whose
+    rounding shows in it as no more than it is.
 
     ``exact`` are the values that some group must read as they are, and why."""
     maker = {v: g for g in groups for d in g.defs for v in d.outputs}
     found: set[int] = set()
-    stack = [v for v, why in exact if why.startswith("goes into log")]
+    rounded: set[int] = set()
+    stack = [(v, why != SIGNAL) for v, why in exact if why in (LOG, ROUNDED, SIGNAL)]
     while stack:
-        group = maker.get(stack.pop())
-        if group is not None and id(group) not in found and not _begins_a_network(group, program):
-            found.add(id(group))
-            stack += [v for d in group.defs for v in d.operands]
+        value, may_round = stack.pop()
+        group = maker.get(value)
+        if group is None or id(group) in found or _begins_a_network(group, program):
+            continue
+        may_round = may_round and all(keeps(d) for d in group.defs)
+        if may_round and id(group) in rounded:
+            continue
+        (rounded if may_round else found).add(id(group))
+        stack += [(v, may_round) for d in group.defs for v in d.operands]
     return found
 
 
