@@ -161,7 +161,7 @@ class _Assigning:
             if self._bytes(value) <= CACHE:  # a large one, of pictures, would cost more time than it gains exactness
                 self._keep(value, "is normalised")
         for group in self.groups:
-            if id(group) in self.signals:
+            if id(group.last) in self.signals:
                 for value in group.last.outputs:
                     self._keep(value, "goes into log")
 
@@ -276,7 +276,7 @@ class _Assigning:
         """A kernel's own weights cost nothing to convert: they are narrow unless they must not be."""
         if name := self.kept(group):
             self.unable[id(anchor)] = f"kept by {name!r}"
-        elif id(group) in self.signals:
+        elif id(anchor) in self.signals:
             self.unable[id(anchor)] = "what it makes goes into log"
         else:
             self.rounding.add(id(anchor))
@@ -296,7 +296,7 @@ class _Assigning:
         beyond = next((f"an operand {why}" for v in anchor.sources if (why := self._out_of_range(v))), "")
         beyond = beyond or self._sums_out_of_range(anchor)
         name = self.kept(group)
-        if name or beyond or id(group) in self.signals:
+        if name or beyond or id(anchor) in self.signals:
             reason = beyond or "what it makes goes into log"
             self.unable[id(anchor)] = f"kept by {name!r}" if name else reason
             self.cut.cost(item, one=math.inf)

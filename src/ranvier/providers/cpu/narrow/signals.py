@@ -23,24 +23,26 @@ _ACTIVATIONS = frozenset({"sigmoid", "tanh", "erf", "softplus", "exp", "expm1"})
 def before_logarithms(
     groups: Sequence[Group], program: Definitions, exact: Iterable[tuple[Value, str]], keeps: Callable[[Def], bool]
 ) -> set[int]:
-    """The groups, by identity, whose results go into a logarithm without an activation in between, but for those whose
-    rounding shows in it as no more than it is.
+    """The definitions, by identity, whose results go into a logarithm without an activation in between, but for those
+    whose rounding shows in it as no more than it is.
 
     ``exact`` are the values that some group must read as they are, and why."""
-    maker = {v: g for g in groups for d in g.defs for v in d.outputs}
+    maker = {v: (g, d) for g in groups for d in g.defs for v in d.outputs}
     found: set[int] = set()
-    rounded: set[int] = set()
+    seen: set[tuple[int, bool]] = set()
     stack = [(v, why != SIGNAL) for v, why in exact if why in (LOG, ROUNDED, SIGNAL)]
     while stack:
         value, may_round = stack.pop()
-        group = maker.get(value)
-        if group is None or id(group) in found or _begins_a_network(group, program):
+        group, each = maker.get(value, (None, None))
+        if group is None or each is None or _begins_a_network(group, program):
             continue
-        may_round = may_round and all(keeps(d) for d in group.defs)
-        if may_round and id(group) in rounded:
+        may_round = may_round and keeps(each)
+        if (id(each), may_round) in seen or (id(each), False) in seen:
             continue
-        (rounded if may_round else found).add(id(group))
-        stack += [(v, may_round) for d in group.defs for v in d.operands]
+        seen.add((id(each), may_round))
+        if not may_round:
+            found.add(id(each))
+        stack += [(v, may_round) for v in each.operands]
     return found
 
 
