@@ -10,6 +10,7 @@ from onnx import helper
 
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Graph
+from ranvier.graph.tensors import ConstTensor
 from ranvier.graph.types import TensorType
 from ranvier.runtime.quantizing import NotWorthIt, Quantization, QuantizationReport, Quantizer, choosing, quantizer
 from ranvier.runtime.quantizing.asked import Asked
@@ -85,6 +86,18 @@ def test_weights_that_are_multiplied_in_float32_keep_their_bits(pretending: pyte
         narrow = rounded.astype(DType.bfloat16.numpy).astype(np.float32)
         assert np.array_equal(rounded, weights if site.name == "conv_b" else narrow), site.name
         assert not np.array_equal(narrow, weights)
+
+
+def test_weights_without_a_negative_one_keep_their_bits(pretending: pytest.MonkeyPatch) -> None:
+    """What rounding one of them loses is not put into others: bands of a spectrum would get a negative part."""
+    pretending.setattr(Pretended, "times", {**Pretended.times, "int8": 2.0})
+    graph = plain()
+    site = find_sites(graph)[1]
+    site.node.set_input(1, graph.add_constant(ConstTensor.of(np.abs(site.numbers)), "bands"))
+    found, report = made(graph)
+    assert report.precision == "bf16" and not coded(report)
+    same = [np.array_equal(a.numbers, b.numbers) for a, b in zip(find_sites(graph), find_sites(found))]
+    assert same == [False, True, False]
 
 
 def test_best_is_float32_where_bfloat16_is_not_multiplied() -> None:

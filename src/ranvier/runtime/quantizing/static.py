@@ -183,9 +183,13 @@ def mean_loss(site: Site, lost: Array, mean: Array) -> Array:
 
 
 def narrow_weights(sites: Sequence[Site], rounding: Rounding, means: Mapping[str, Array]) -> None:
-    """Put numbers of bfloat16 in place of the weights of layers that are multiplied in it."""
+    """Put numbers of bfloat16 in place of the weights of layers that are multiplied in it. Weights that are never
+    negative stay as they are: what they add up, bands of a spectrum, goes into logarithms, and is as exact as its parts
+    only while no other sign is among them."""
     shared: dict[Weights, Value] = {}
     for site in sites:
+        if site.numbers.min(initial=0.0) >= 0.0:
+            continue
         values, key = rounding.bfloat(site), weights_of(site)
         mean = means.get(site.name)
         shift = None if mean is None else mean_loss(site, np.moveaxis(site.numbers, site.outputs, 0) - values, mean)
