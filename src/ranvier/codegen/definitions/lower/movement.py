@@ -94,6 +94,9 @@ def pad(n: NodeView, b: Definitions) -> None:
         before[axis], after[axis] = amounts[k], amounts[k + len(axes)]
     if any(min(p, q) < 0 and d < max(-p, 0) + max(-q, 0) for d, p, q in zip(n.shape(0), before, after)):
         raise Declined("Pad: more is cut off than there is")
+    if not any(before) and not any(after):
+        b.identity(n.input(0), out=n.outputs[0])
+        return
     if mode == "constant":
         _pad_constant(n, b, before)
         return
