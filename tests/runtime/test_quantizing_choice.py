@@ -430,6 +430,8 @@ def test_room_that_samples_leave() -> None:
     assert asked.near(of(2 * bound, 0.999, 1000)) and not asked.near(of(2 * bound, 0.991, 1000))
     assert asked.holds(of(2 * bound, 0.991, 300), of(2 * bound, 0.999, 1000))
     assert not asked.holds(of(2 * bound, 0.98, 300), of(2 * bound, 0.999, 1000))
+    assert not asked.near(of(4 * bound, 0.999, 1000)), "features have largest entries too, which say little of them"
+    assert not asked.holds(of(4 * bound, 0.999, 300), of(2 * bound, 0.999, 1000))
     assert not Asked(None, None, expected).anything
 
 

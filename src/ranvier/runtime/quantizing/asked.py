@@ -13,7 +13,8 @@ from ranvier.runtime.quantizing.report import Difference, chord
 Array = np.ndarray[Any, Any]
 _ROOM = 0.85  # part of an error that samples may show by which a model is chosen
 _HELD = 0.95  # ... and those that nothing was chosen by
-_AGREEMENT, _PLACES = 0.99, 500  # of largest entries, and of how many that says something
+_AGREEMENT, _PLACES = 0.99, 500  # of largest entries, and of how many that says something …
+_ALIKE = 0.99  # … about results whose cosine is this at least: in features the largest entry is one of many that count
 
 
 class Asked:
@@ -57,10 +58,10 @@ class Asked:
             return found.error <= self.bound
         if self.shown(found) <= self.bound * (1.0 if self._whole else _HELD):
             return True
-        return self._agrees(chosen, _surely(max(1, chosen.places))) and (found.agreement or 0.0) >= _AGREEMENT
+        return self._agrees(chosen, _surely(max(1, chosen.places))) and self._agrees(found, _AGREEMENT, few=True)
 
-    def _agrees(self, found: Difference, least: float) -> bool:
-        enough = not self._plain and found.places >= _PLACES
+    def _agrees(self, found: Difference, least: float, *, few: bool = False) -> bool:
+        enough = not self._plain and (few or found.places >= _PLACES) and found.cosine >= _ALIKE
         return enough and found.agreement is not None and found.agreement >= least
 
 
