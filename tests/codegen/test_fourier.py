@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -214,6 +215,7 @@ def test_any_transform(
     parts=st.sampled_from([1, 2]),
     onesided=st.booleans(),
     window=st.sampled_from(["none", "constant", "given", "apart"]),
+    wanted=st.sampled_from(["spectrum", "power", "power in bfloat16"]),
     coarse=st.booleans(),
     seed=st.integers(0, 99),
 )
@@ -226,6 +228,7 @@ def test_any_frames(
     parts: int,
     onesided: bool,
     window: str,
+    wanted: str,
     coarse: bool,
     seed: int,
 ) -> None:
@@ -234,8 +237,11 @@ def test_any_frames(
     frames = np.lib.stride_tricks.sliding_window_view(as_complex(x), length, axis=1)[:, ::step]
     weighted = frames if window == "none" else frames * weights
     expected = as_pairs((np.fft.rfft if onesided else np.fft.fft)(weighted, axis=-1))
-    out = np.full(expected.shape, np.nan, np.float32)
+    if wanted != "spectrum":
+        expected = np.square(expected).sum(axis=-1)
+    out = np.full(expected.shape, np.nan, np.float32 if wanted != "power in bfloat16" else ml_dtypes.bfloat16)
     source, target = view_of(x), view_of(out, "output")
+    target.storage.stands_for = None if out.dtype == np.float32 else DType.float32
     bound = {source.storage: x, target.storage: out}
     taken: View | None = None
     if window == "constant":
@@ -246,6 +252,10 @@ def test_any_frames(
         bound[taken.storage] = held
     how = {"frame_step": step, "frame_length": length, "onesided": onesided, "coarse": coarse}
     run(stft(source, taken, target, isa, **how), isa, bound)
+    if wanted == "power in bfloat16":
+        size = expected + 1e-5 * np.abs(expected).max(initial=0)
+        assert (np.abs(out.astype(np.float64) - expected) <= size * 2.0**-8).all()
+        return
     check(out, expected, np.float32)
 
 

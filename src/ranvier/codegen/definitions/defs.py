@@ -192,6 +192,7 @@ class Opaque(Def):
     ``narrow(target)`` as for a contraction: then operands and results may be stored in 16 bits, each or not. A kernel
     that ``rounds`` keeps constants that it arranges for itself in 16 bits where ``Realiser.multiplies`` says so; one
     that ``widens`` computes in float64 what comes as float32, unless ``Realiser.coarse`` says that float32 will do.
+    ``positive`` results are never negative. ``about`` is for attempts of the same provider to make one of two.
     """
 
     sources: tuple[Value, ...]
@@ -201,6 +202,8 @@ class Opaque(Def):
     narrow: Callable[[Target], str | None] | None = None
     rounds: bool = False
     widens: bool = False
+    positive: bool = False
+    about: Any = None
 
     @property
     def operands(self) -> tuple[Value, ...]:

@@ -244,12 +244,15 @@ class Definitions:
         narrow: Callable[[Target], str | None] | None = None,
         rounds: bool = False,
         widens: bool = False,
+        positive: bool = False,
+        about: Any = None,
     ) -> list[Value]:
         made = [
             self._result(results[k] if k < len(results) else None, dtype, shape)
             for k, (dtype, shape) in enumerate(outs)
         ]
-        self._add(Opaque(tuple(made), tuple(sources), realise, dense, flops, narrow, rounds, widens))
+        how = dense, flops, narrow, rounds, widens, positive, about
+        self._add(Opaque(tuple(made), tuple(sources), realise, *how))
         return made
 
     def drawn(self, make: Callable[[], Array], dtype: DType, shape: Sequence[int]) -> Value:

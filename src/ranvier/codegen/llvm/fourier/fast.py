@@ -96,18 +96,20 @@ def _factors(points: int) -> list[int] | None:
 
 
 def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> Launch:
-    item = x.dtype.numpy.itemsize
-    count, given = out.size // (t.bins * t.made), x.shape[-2]
+    """``out`` [..., bins, numbers]; one number of a bin that has two is its power."""
+    made, given = out.shape[-1], x.shape[-2]
+    count = out.size // (t.bins * made)
     axes_in, axes_out = _axes(x), _axes(out)
     flat = _flat(x, p.lanes) and (t.parts == 2 or p.kind == "halved")
     form = Form(
         ELEMENTS[x.dtype],
+        out.dtype,
         p.work,
         p.lanes,
         p.kind,
         t.inverse,
         t.parts,
-        t.made,
+        made,
         windowed=window is not None,
         flat_window=flat and t.parts == 1 and window is not None and window.strides[0] == 1,
         flat_in=flat,
@@ -116,6 +118,7 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
         axes_out=len(axes_out) // 2,
         both_sides=p.kind == "halved" and t.bins == t.length,
         radices=tuple(sorted(set(p.radices))),
+        power=made < t.made,
     )
     plan, turns = _tables(t, p)
     table = Storage.packed(turns)
@@ -135,7 +138,7 @@ def launch(t: Transform, p: Passes, x: View, window: View | None, out: View) -> 
         writes=(out.storage,),
         scratch=p.scratch,
         flops=5.0 * count * p.points * math.log2(2 * p.points),
-        traffic=1.0 * count * (given * t.parts + t.bins * t.made) * item,
+        traffic=1.0 * count * given * t.parts * x.dtype.numpy.itemsize + out.nbytes,
         label="transform",
         rate=_RATE[p.work],
     )

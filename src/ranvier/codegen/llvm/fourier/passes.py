@@ -26,8 +26,10 @@ from ranvier.codegen.llvm.attention.frame import Frame
 from ranvier.codegen.llvm.attention.micro import transposed
 from ranvier.codegen.llvm.builder import Module, Val, vector
 from ranvier.codegen.llvm.builder.memory import Var
+from ranvier.codegen.llvm.elements import memory_type, register_type, to_memory
 from ranvier.codegen.llvm.fourier.butterflies import Point, butterfly, plus, turned
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Turn = tuple[Val, Val]  # cosine and sine
@@ -41,6 +43,7 @@ class Form:
     """What the code of a kernel depends on."""
 
     element: str
+    stored: DType  # what results are kept as
     work: Work
     lanes: int  # signals of a tile
     kind: Kind
@@ -55,6 +58,7 @@ class Form:
     axes_out: int
     both_sides: bool  # of the spectrum of a real signal
     radices: tuple[int, ...]  # that passes have, each once
+    power: bool = False  # squares of both parts of a bin, added up, are its result
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,7 +83,8 @@ def passes_spec(form: Form) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         _Kernel(Frame(module, symbol, isa, form.element, BUFFERS, form.names), form).write()
 
-    key = ("fourier passes", *(getattr(form, name) for name in Form.__dataclass_fields__))
+    values = (getattr(form, name) for name in Form.__dataclass_fields__)
+    key = ("fourier passes", *(value.name if isinstance(value, DType) else value for value in values))
     return KernelSpec(f"fourier {form.kind} {form.element} in {form.work} x{form.lanes}", key, emit)
 
 
@@ -144,6 +149,7 @@ class _Kernel:
     def signals(self, tile: Val, buffer: str, side: str, axes: int) -> list[Val]:
         """Where the signals of a tile begin; the last one stands for those that are missing."""
         f, frame = self.f, self.frame
+        element = self.form.element if side == "in" else memory_type(self.form.stored)
         found = []
         for lane in range(self.lanes):
             index = f.min_(tile * self.lanes + lane, frame["signals"] - 1)
@@ -151,11 +157,11 @@ class _Kernel:
             for k in reversed(range(axes)):
                 stride = frame[f"stride_{side}_{k}"]
                 if k == 0:
-                    base = frame.at(base, (index, stride))
+                    base = f.gep(base, index * stride, element)
                 else:
                     extent = frame[f"extent_{side}_{k}"]
                     outer = f.div(index, extent, signed=False)
-                    base = frame.at(base, (index - outer * extent, stride))
+                    base = f.gep(base, (index - outer * extent) * stride, element)
                     index = outer
             found.append(base)
         return found
@@ -210,22 +216,33 @@ class _Kernel:
         scale = self.scale() if form.inverse and form.kind == "complex" else None
 
         def read(index: Val) -> Val:
+            if form.power:
+                real, imaginary = self.load(self.point(block, index))
+                return self.memory(f.fma(real, real, imaginary * imaginary))
             value = f.load(self.kind, self.row(block, index))
-            return value if scale is None else value * scale
+            return self.memory(value if scale is None else value * scale)
 
         if form.flat_out:
             width = frame["bins"] * form.made
             with f.loop(0, width, lanes) as j:
                 first = f.min_(j, width - lanes)
                 for value, target in zip(transposed(f, [read(first + k) for k in range(lanes)]), targets):
-                    f.store(f.cast(value, form.element), frame.at(target, (first, 1)))
+                    f.store(value, self.place(target, first))
         else:
             with f.loop(0, frame["bins"]) as j:
                 for part in range(form.made):
-                    value = f.cast(read(j * form.made + part), form.element)
+                    value = read(j * form.made + part)
                     offset = j * frame["point_out"] + frame["part_out"] * part
                     for lane, target in enumerate(targets):
-                        f.store(f.extract(value, lane), frame.at(target, (offset, 1)))
+                        f.store(f.extract(value, lane), self.place(target, offset))
+
+    def memory(self, value: Val) -> Val:
+        """Results as they are kept."""
+        f, stored = self.f, self.form.stored
+        return to_memory(f, self.frame.isa, stored, f.cast(value, register_type(stored)))
+
+    def place(self, target: Val, index: Val) -> Val:
+        return self.f.gep(target, index, memory_type(self.form.stored))
 
     def scale(self) -> Val:
         """Of inverse transforms: a number that carries the bits of a float."""

@@ -1,19 +1,16 @@
-"""LSTM, GRU, RNN, and Fourier transforms: templates that fill dense results."""
+"""LSTM, GRU, RNN: templates that fill dense results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from ranvier.codegen.definitions.defs import Declined, RowBody
+from ranvier.codegen.definitions.defs import RowBody
 from ranvier.codegen.definitions.exprs import HALVES, cast, clamp, op
 from ranvier.codegen.definitions.lower.movement import between
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import FLOATS
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm import fourier
 from ranvier.codegen.llvm.recurrent import Kept, Layer, Operands, Results, Slopes, lstm_slopes, recurrent, supported
 from ranvier.codegen.loops.ir import Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
@@ -127,81 +124,3 @@ def _lengths(n: NodeView, b: Definitions, lengths: Value, steps: int) -> Value:
     (flag,) = b.rows([lengths], [0], outside, [(DType.bool, False)], keepdims=False)
     b.check(flag, f"{n.op}: sequence_lens must lie in 0 to {steps}")
     return b.pointwise([lengths], within, dtype)
-
-
-def _real_floats(node: Node) -> str | None:
-    x = node.input(0)
-    dtype = getattr(x.type, "dtype", None) if x is not None else None
-    if dtype in HALVES:
-        return f"a Fourier transform in {dtype}"
-    if node.attrs.get("inverse", 0) and not node.attrs.get("onesided", 0):
-        return "inverse transforms of complex spectra run by NumPy's FFT"
-    return None
-
-
-@lowers("DFT", values=(1, 2), check=_real_floats, dtypes=FLOATS | {DType.int32, DType.int64})
-def dft(n: NodeView, b: Definitions) -> None:
-    rank = n.rank(0)
-    if n.version < 20:
-        axis = int(n.attr("axis", 1))
-    else:
-        axis = int(np.ravel(n.need(2))[0]) if n.has(2) else -2
-    axis %= rank
-    length = int(np.ravel(n.need(1))[0]) if n.has(1) else None
-    inverse, onesided = bool(n.attr("inverse", 0)), bool(n.attr("onesided", 0))
-    order = (*(a for a in range(rank - 1) if a != axis), axis, rank - 1)
-    moved = b.transpose(n.input(0), order) if axis != rank - 2 else n.input(0)
-    shape = tuple(n.out_shape()[a] for a in order)
-    points = length or (2 * (n.shape(0)[axis] - 1) if inverse and onesided else n.shape(0)[axis])
-    reason = fourier.unsupported(n.dtype(0), points, rank)
-    if reason is not None:
-        raise Declined(reason)
-
-    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
-        return fourier.dft(
-            views[0],
-            outs[0],
-            r.isa,
-            inverse=inverse,
-            onesided=onesided,
-            length=length,
-            threads=r.threads,
-            coarse=r.coarse,
-        )
-
-    last = axis == rank - 2
-    (made,) = b.opaque(
-        [moved], realise, [(n.dtype(0), shape)], [n.outputs[0]] if last else (), dense=False, widens=True
-    )
-    if not last:
-        back = tuple(order.index(a) for a in range(rank))
-        b.transpose(made, back, out=n.outputs[0])
-
-
-@lowers("STFT", values=(1, 3), check=_real_floats, dtypes=FLOATS | {DType.int32, DType.int64})
-def stft(n: NodeView, b: Definitions) -> None:
-    step = int(np.ravel(n.need(1))[0])
-    if n.has(3):
-        length = int(np.ravel(n.need(3))[0])
-    else:
-        length = n.shape(2)[0] if n.has(2) else n.shape(0)[1]
-    reason = fourier.unsupported(n.dtype(0), length, 4)
-    if reason is not None or step < 1 or not 1 <= length <= n.shape(0)[1]:
-        raise Declined(reason or f"STFT: frames of {length} every {step}")
-    onesided = bool(n.attr("onesided", 1))
-    sources = [n.input(0), *([n.input(2)] if n.has(2) else [])]
-
-    def realise(r: Realiser, views: list[View], outs: list[View]) -> Sequence[Launch]:
-        return fourier.stft(
-            views[0],
-            views[1] if len(views) > 1 else None,
-            outs[0],
-            r.isa,
-            frame_step=step,
-            frame_length=length,
-            onesided=onesided,
-            threads=r.threads,
-            coarse=r.coarse,
-        )
-
-    b.opaque(sources, realise, [(n.dtype(0), n.out_shape())], [n.outputs[0]], dense=False, widens=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ranvier.codegen.definitions.defs import Alias, Contraction, Def, Joined, Pointwise, RowBody, Rows
+from ranvier.codegen.definitions.defs import Alias, Contraction, Def, Joined, Opaque, Pointwise, RowBody, Rows
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.loops.ir import Const, Expr, Load, Op, Result, Size
 from ranvier.dtypes import DType
@@ -64,6 +64,8 @@ class Positive:
         if array is not None:
             return bool(np.all(array >= 0))
         each = self.maker.get(value)
+        if isinstance(each, Opaque):
+            return each.positive
         if isinstance(each, Alias | Joined):
             return all(self.value(v) for v in each.operands)
         if isinstance(each, Contraction):
