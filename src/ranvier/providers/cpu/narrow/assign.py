@@ -81,7 +81,7 @@ class _Assigning:
         self.patterns = [p for p in target.keep_f32 if p not in self.kept_names]
         keeps = self._keeps_exactness
         exact = [(v, why) for g in groups for v, why in exact_reads(g, program, keeps).items()]
-        self.signals = before_logarithms(groups, program, exact, keeps)
+        self.signals, self.unrounded = before_logarithms(groups, program, exact, keeps)
         self.exact = [(v, why) for v, why in exact if why != ROUNDED]
         self.constants: set[Value] = set()  # constants under another shape, and all that is not of float32
         self.sources: dict[Value, Value] = {}  # of values that are others under another shape
@@ -160,10 +160,8 @@ class _Assigning:
         for value in centred(self.groups, self.program, self.readers):
             if self._bytes(value) <= CACHE:  # a large one, of pictures, would cost more time than it gains exactness
                 self._keep(value, "is normalised")
-        for group in self.groups:
-            if id(group.last) in self.signals:
-                for value in group.last.outputs:
-                    self._keep(value, "goes into log")
+        for value in self.unrounded:
+            self._keep(value, "goes into log")
 
     def _only_multiplied(self, value: Value) -> bool:
         """Whether products alone read it, which round it themselves."""

@@ -22,13 +22,14 @@ _ACTIVATIONS = frozenset({"sigmoid", "tanh", "erf", "softplus", "exp", "expm1"})
 
 def before_logarithms(
     groups: Sequence[Group], program: Definitions, exact: Iterable[tuple[Value, str]], keeps: Callable[[Def], bool]
-) -> set[int]:
-    """The definitions, by identity, whose results go into a logarithm without an activation in between, but for those
-    whose rounding shows in it as no more than it is.
+) -> tuple[set[int], set[Value]]:
+    """What goes into a logarithm without an activation in between: the definitions, by identity, that have to be
+    computed exactly, and the results that have to be kept so; not those whose rounding shows as no more than it is.
 
     ``exact`` are the values that some group must read as they are, and why."""
     maker = {v: (g, d) for g in groups for d in g.defs for v in d.outputs}
     found: set[int] = set()
+    kept: set[Value] = set()
     seen: set[tuple[int, bool]] = set()
     stack = [(v, why != SIGNAL) for v, why in exact if why in (LOG, ROUNDED, SIGNAL)]
     while stack:
@@ -36,6 +37,8 @@ def before_logarithms(
         group, each = maker.get(value, (None, None))
         if group is None or each is None or _begins_a_network(group, program):
             continue
+        if not may_round:
+            kept.add(value)
         may_round = may_round and keeps(each)
         if (id(each), may_round) in seen or (id(each), False) in seen:
             continue
@@ -43,7 +46,7 @@ def before_logarithms(
         if not may_round:
             found.add(id(each))
         stack += [(v, may_round) for v in each.operands]
-    return found
+    return found, kept
 
 
 def _begins_a_network(group: Group, program: Definitions) -> bool:
