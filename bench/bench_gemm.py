@@ -1,11 +1,13 @@
 """Matrix products on one core: ours against NumPy's BLAS and ONNX Runtime, and against the peak of the FMA units.
 
-    python bench/bench_gemm.py [--rounds 10] [--only bert] [--isa avx2] [--types bf16 int8] [--json]
+    python bench/bench_gemm.py [--rounds 10] [--only bert] [--isa avx2] [--without avxvnni]
+                                [--types bf16 int8] [--json]
 
 Times are CPU time of the calling thread (everything here runs on it), the least of three or more repetitions; how much
 faster ours is, is the median over rounds in which the peers and ours run one after the other. That is what stays
 comparable on a machine that others use too. The peak is what a loop of
-register-only FMAs reaches between the runs of the same case.
+register-only FMAs reaches between the runs of the same case. ``--without`` leaves extensions of the instruction set
+unused, as on processors that lack them.
 
 With ``--types`` the same products with constant weights are made of narrower numbers (bf16, f16, int8 with int32 sums)
 beside those of float32; the peak is then that of the matrix unit, where there is one, taken before and after the runs
@@ -39,7 +41,7 @@ from ranvier.codegen.llvm.amx.micro import suits
 from ranvier.codegen.llvm.builder import Module, vector
 from ranvier.codegen.llvm.gemm import matmul, pack_b
 from ranvier.codegen.llvm.integer import integer_matmul, pack_codes
-from ranvier.codegen.llvm.isa import Isa, available
+from ranvier.codegen.llvm.isa import OPTIONAL, Isa, available, with_extensions
 from ranvier.dtypes import DType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -299,7 +301,7 @@ def measure(cases: list[Case], isa: Isa, rounds: int, types: Sequence[str] = ())
 
 
 def show_types(cases: list[Case], isa: Isa, types: Sequence[str]) -> None:
-    table = Table(title=f"{isa.name}, one thread")
+    table = Table(title=f"{isa.key}, one thread")
     table.add_column("M x K x N")
     for kind in types:
         for column in (f"{kind} us", "GOP/s", "of peak", "calm", "B GB/s", "x f32"):
@@ -328,12 +330,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="a group: square, bert, rows, vector, narrow, attention, tiny")
     parser.add_argument("--isa", default="", help="another instruction set than the best")
+    parser.add_argument("--without", nargs="*", default=[], choices=sorted(set().union(*OPTIONAL.values())))
     parser.add_argument("--types", nargs="*", default=[], choices=("bf16", "f16", "int8"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if any(name not in os.environ for name in ONE_THREAD):  # a BLAS reads them when it is loaded: start again
         os.execve(sys.executable, [sys.executable, *sys.argv], {**ONE_THREAD, **os.environ})
     isa = next(i for i in available() if not options.isa or i.name == options.isa)
+    isa = with_extensions(isa, isa.extensions - set(options.without))
     cases = [c for c in CASES if not options.only or c.group == options.only]
     if options.types:
         cases = [c for c in [*cases, *LARGE] if c.constant and (not options.only or c.group == options.only)]
@@ -350,7 +354,7 @@ def main() -> None:
             }
             for c in cases
         ]
-        print(json.dumps({"isa": isa.name, "cases": rows}))
+        print(json.dumps({"isa": isa.key, "cases": rows}))
         return
     if options.types:
         show_types(cases, isa, options.types)

@@ -94,6 +94,32 @@ def test_words_are_long_products() -> None:
     assert "addp" in text
 
 
+AVX2 = isas.named("avx2", "x86_64")
+SIXTEEN = {"avx2": AVX2, "avxvnni": isas.with_extensions(AVX2, frozenset({"avxvnni"}))}  # vector registers
+
+
+@pytest.mark.parametrize("isa", SIXTEEN.values(), ids=SIXTEEN)
+def test_no_sum_leaves_one_of_sixteen_registers(isa: Isa) -> None:
+    """All kernels there are: nothing of vectors is put aside, however few sums there are and however many could be."""
+    for tile in tiles(shapes_of(isa)):
+        for rows in range(1, tile.rows + 1):
+            text = text_of(IntegerMicro(rows, tile.vectors).spec(), isa)
+            aside = [line for line in text.splitlines() if "ymm" in line and "(%rsp" in line]
+            assert not aside, (rows, tile.vectors)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_widened_codes_are_bytes_in_memory(rows: int) -> None:
+    """Without VNNI a vector of B is widened once for all rows, from half as many bytes."""
+    text = text_of(IntegerMicro(rows, 3).spec(), AVX2)
+    longest = max(
+        re.findall(r"(\.LBB\d+_\d+):((?:(?!\.LBB\d+_\d+:)[\s\S])*?)\sj\w+\s+\1\b", text), key=lambda m: len(m[1])
+    )[1]
+    products, widened = (len(re.findall(name, longest)) for name in ("vpmaddwd", "vpmovsxbw"))
+    assert products
+    assert products == rows * widened
+
+
 @pytest.mark.parametrize("rows", range(1, ROWS + 1))
 def test_four_ternary_columns_take_three_masks(rows: int) -> None:
     """Sixteen lines: three masks and, for each row, four dot products; no constants made anew, little put aside."""

@@ -33,7 +33,7 @@ def one_by_one(b: Array, panels: Panels, dot: Dot) -> Array:
                 here = b[group * dot.group : (group + 1) * dot.group, column] if column < n else b[:0, 0]
                 made[at, : len(here)] = here
                 at += 1
-    return made.view(np.int32)[:, 0]
+    return made.view(dot.packed.numpy)[:, 0]
 
 
 @pytest.mark.parametrize("dot", DOTS, ids=["bytes", "signed", "words", "tiles"])

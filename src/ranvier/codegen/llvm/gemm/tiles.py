@@ -45,8 +45,12 @@ TILES: tuple[Tile, ...] = (
 )
 # Without fused multiply-add a product needs a register of its own before it is added.
 PLAIN_TILES: tuple[Tile, ...] = (
-    Tile(16, 4, 2, 0.95),
-    Tile(16, 8, 1, 0.85),
+    Tile(32, 6, 4, 0.93),
+    Tile(32, 8, 3, 0.94),
+    Tile(32, 12, 2, 0.96),
+    Tile(32, 12, 1, 0.85),
+    Tile(16, 6, 2, 0.95),
+    Tile(16, 12, 1, 0.85),
 )
 
 

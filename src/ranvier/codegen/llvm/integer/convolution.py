@@ -178,7 +178,7 @@ def integer_conv(
         "panel_group": panel_group,
         "panel_groups": panel_groups,
         "width": shape.width,
-        "entry": packed.entry * 4,
+        "entry": packed.entry,
         "apart": apart,
         "finished": finished,
     }
@@ -521,7 +521,7 @@ class _Driver:
         width = f.select(is_wide, at["wide"], at["wide"] - self.isa.vector_bytes)
         column = p * at["wide"] - f.max_(p - at["wide_panels"], 0) * self.isa.vector_bytes
         micro = f.select(is_wide, self.frame.buf(_WIDE), self.frame.buf(_NARROW))
-        return micro, f.gep(filters, column * at["k"]), column, width
+        return micro, f.gep(filters, f.ashr(column * at["k"], self.dot.narrower)), column, width
 
     def together(
         self, image: Val, group: Val, first: Val, count: Val, p0: Val, p1: Val, out: Val, filters: Val

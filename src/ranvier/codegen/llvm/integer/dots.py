@@ -4,6 +4,9 @@ Products of 8-bit codes are exact in all of them. The matrix unit multiplies byt
 units multiply bytes, one operand is unsigned and the other signed (VNNI), or both are signed (NEON's dot products);
 elsewhere codes are widened to 16 bits first, because the older byte instruction of x86 adds two products in 16 bits,
 where they may saturate. Codes of few bits are so small that they do not, and several sums of two fit there too.
+
+Codes of B that are widened are bytes in memory all the same: that is an instruction for all rows of A that meet them,
+and half of what there is to read, which is what takes the time where rows are few.
 """
 
 from __future__ import annotations
@@ -24,12 +27,27 @@ EACH = 0x01010101  # byte of a lane
 
 @dataclass(frozen=True)
 class Dot:
-    """How operands of a product are stored: ``group`` of them fill a 32-bit lane."""
+    """How operands of a product are stored: ``group`` of them fill a 32-bit lane, those of B once they are loaded."""
 
     group: int
     left: DType | None  # None: bytes as they are
     right: DType
     step: int = 1  # groups that K is padded to a multiple of
+
+    @property
+    def unit(self) -> int:
+        """Bytes of a group of B."""
+        return self.group * self.right.numpy.itemsize
+
+    @property
+    def narrower(self) -> int:
+        """How many times a group of B is half as wide as a sum: 0 or 1."""
+        return (4 // self.unit).bit_length() - 1
+
+    @property
+    def packed(self) -> DType:
+        """An integer for each group of B."""
+        return DType.int16 if self.narrower else DType.int32
 
     def groups(self, k: int) -> int:
         """32-bit groups that K codes fill."""
@@ -49,7 +67,7 @@ class Dot:
 
 BYTES = Dot(4, DType.uint8, DType.int8)
 SIGNED = Dot(4, DType.int8, DType.int8)
-WORDS = Dot(2, DType.int16, DType.int16)
+WORDS = Dot(2, DType.int16, DType.int8)
 TILES = Dot(4, None, DType.int8, STEP)
 _TILE_ROWS = 4  # rows from which the matrix unit is faster; a single row is a matter of reading B
 
@@ -123,6 +141,15 @@ def spread_groups(f: Fn, isa: Isa, at: Val, count: int) -> list[Val]:
         beside = f.load(vector("i32", count), at, 1)
         return [f.shuffle(beside, None, [k] * lanes) for k in range(count)]
     return [f.splat(f.load("i32", f.gep(at, 4 * k), 1), lanes) for k in range(count)]
+
+
+def load_groups(f: Fn, isa: Isa, at: Val) -> Val:
+    """A vector of 32-bit groups of B from where they are packed."""
+    lanes = isa.lanes(4)
+    if not dot_of(isa).narrower:
+        return f.load(vector("i32", lanes), at, isa.vector_bytes)
+    codes = f.load(vector("i8", 2 * lanes), at, isa.vector_bytes // 2)
+    return f.bitcast(f.cast(codes, "i16"), vector("i32", lanes))
 
 
 def multiply_words(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:

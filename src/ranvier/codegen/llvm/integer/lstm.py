@@ -78,7 +78,7 @@ def quantized_lstm(
         "k": packed.k,
         "row_bytes": row_bytes,
         "rows": rows,
-        "entry": packed.entry * 4,
+        "entry": packed.entry,
         "panels": cut.count,
         "wide": cut.size * isa.vector_bytes,
         "wide_panels": cut.large,
@@ -225,7 +225,7 @@ class _Kernel:
             is_wide = f.cmp("slt", p, at["wide_panels"])
             column = p * at["wide"] - f.max_(p - at["wide_panels"], 0) * self.isa.vector_bytes
             micro = f.select(is_wide, self.buf(_WIDE), self.buf(_NARROW))
-            panel = f.gep(weights, column * at["k"])
+            panel = f.gep(weights, f.ashr(column * at["k"], dot_of(self.isa).narrower))
             with f.loop(0, at["batch"], at["rows"]) as r:
                 write_slot(f, self.control, Slot.OUT, f.gep(self.sums, r * at["sums_row"] + column))
                 f.call_pointer(micro, "void", [f.gep(self.codes, r * at["row_bytes"]), panel, self.control])

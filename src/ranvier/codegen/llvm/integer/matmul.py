@@ -67,7 +67,7 @@ def _as_pixels(p: Problem, b: PackedCodes, isa: Isa, threads: int) -> list[Launc
     epilogue, spreading = p.epilogue, list[Launch]()
     if each.b:  # else the convolution does, for all images alike
         epilogue, spreading = put_right(p.a.dtype, b, epilogue, (each.extent,), isa, threads)
-    made = integer_conv(image, zero, b, target, shape, isa, epilogue=epilogue, threads=threads, apart=each.b * 4)
+    made = integer_conv(image, zero, b, target, shape, isa, epilogue=epilogue, threads=threads, apart=each.b)
     return [*spreading, *made]
 
 

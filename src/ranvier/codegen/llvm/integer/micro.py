@@ -10,11 +10,13 @@ from __future__ import annotations
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.gemm.micro import Slot, read_slot
-from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of, multiply_add, spread_groups
+from ranvier.codegen.llvm.integer.dots import SIGNED, WORDS, dot_of, load_groups, multiply_add, spread_groups
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.records import dataclass
 
-_CHAINS = 10  # independent chains that keep two units of latency 5 busy
+_CHAINS = 10  # independent chains that keep two units of latency 5 busy …
+_SHORT_CHAINS = 3  # … and three of latency 1, where products are added apart
+_UNROLLED = 4  # groups of K at a time where there are few chains
 _AHEAD = 1024  # bytes of B fetched ahead of their use
 _PICKED = 4  # groups of a row in a register
 
@@ -35,6 +37,22 @@ class IntegerMicro:
         return KernelSpec(f"integer gemm {self.rows}x{self.vectors}", key, emit, "bytes")
 
 
+def _splits(micro: IntegerMicro, isa: Isa) -> int:
+    """Sums that every element of the tile has, of as many parts of K: what keeps the units busy, unless there are no
+    registers for them beside a row of B, one element of A and, where it is made apart, a product."""
+    words = dot_of(isa) is WORDS
+    chains, wanted = micro.rows * micro.vectors, _SHORT_CHAINS if words else _CHAINS
+    room = isa.registers - micro.vectors - (2 if words else 1)
+    fitting = [n for n in (1, 2, 4) if n == 1 or n * chains <= room]
+    return next((n for n in fitting if n * chains >= wanted), fitting[-1])
+
+
+def _unrolled(micro: IntegerMicro) -> int:
+    """Groups of K that a step of the loop takes."""
+    chains = micro.rows * micro.vectors
+    return 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else _UNROLLED
+
+
 class MicroEmitter:
     """Writes such a kernel into a function that has ``a`` and ``b`` among its arguments."""
 
@@ -42,11 +60,12 @@ class MicroEmitter:
         self.fn, self.micro, self.isa = fn, micro, isa
         self.lanes = isa.lanes(4)
         self.kind = vector("i32", self.lanes)
+        dot = dot_of(isa)
         self.width = micro.vectors * isa.vector_bytes
-        chains = micro.rows * micro.vectors
-        self.splits = 1 if chains >= _CHAINS else 2 if chains * 2 >= _CHAINS else 4
-        self.picks = dot_of(isa) is SIGNED  # products pick lanes of a register that holds some groups of a row
-        self.at_once = _PICKED if self.picks else self.splits
+        self.deep = self.width >> dot.narrower  # of a group of K in the panel
+        self.splits = _splits(micro, isa)
+        self.picks = dot is SIGNED  # products pick lanes of a register that holds some groups of a row
+        self.at_once = _PICKED if self.picks else _unrolled(micro)
         zero = fn.const(self.kind, 0)
         self.acc: list[list[list[Var]]] = [
             [[fn.var(self.kind, zero) for _ in range(micro.vectors)] for _ in range(micro.rows)]
@@ -78,11 +97,11 @@ class MicroEmitter:
         whole = fn.and_(count, -at_once) if at_once > 1 else count
         with fn.loop(0, whole, at_once) as k:
             self._steps(rows, k, at_once)
-            self.b.set(fn.gep(self.b.get(), self.width * at_once))
+            self.b.set(fn.gep(self.b.get(), self.deep * at_once))
         if at_once > 1:
             with fn.loop(whole, count) as k:
                 self._steps(rows, k, 1)
-                self.b.set(fn.gep(self.b.get(), self.width))
+                self.b.set(fn.gep(self.b.get(), self.deep))
 
     def _steps(self, rows: list[Val], k: Val, count: int) -> None:
         """So many groups of K, from ``k`` on."""
@@ -95,13 +114,10 @@ class MicroEmitter:
 
     def _step(self, rows: list[Val], k: Val, u: int, held: list[list[Val]] | None) -> None:
         fn = self.fn
-        base = fn.gep(self.b.get(), u * self.width)
-        for line in range(0, self.width, 64):
+        base, apart = fn.gep(self.b.get(), u * self.deep), self.deep // self.micro.vectors
+        for line in range(0, self.deep, 64):
             fn.prefetch(fn.gep(base, _AHEAD + line))
-        panel = [
-            fn.load(self.kind, fn.gep(base, v * self.isa.vector_bytes), self.isa.vector_bytes)
-            for v in range(self.micro.vectors)
-        ]
+        panel = [load_groups(fn, self.isa, fn.gep(base, v * apart)) for v in range(self.micro.vectors)]
         sums = self.acc[u % self.splits]
         for r, row in enumerate(rows):
             if held is not None:

@@ -1,6 +1,6 @@
 """Operands of integer products in the form the micro-kernels read.
 
-B is panels of signed bytes (or 16-bit words): unsigned codes are moved by 128, and whoever asks for the product takes
+B is panels of signed bytes: unsigned codes are moved by 128, and whoever asks for the product takes
 that out of the result again (:func:`moved_right`). A is rows of codes as they are, but for byte products of the vector
 units, which take codes of one sign: those of the other are moved there too, and what that adds to every column is
 taken out by the finish kernel (:func:`put_right`).
@@ -83,8 +83,8 @@ class PackedCodes:
 
     @property
     def entry(self) -> int:
-        """Groups of one matrix."""
-        return self.panels.packed_elements(self.k)
+        """Bytes of one matrix."""
+        return self.panels.packed_elements(self.k) * self.dot.unit
 
 
 def panels_for(m: int, n: int, deep: int, isa: Isa, dot: Dot) -> Panels:
@@ -99,7 +99,7 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
     *batch, k, n = codes.shape
     deep = dot.groups(k)
     panels = panels_for(rows_hint, n, deep, isa, dot)
-    packed = packed_empty((*batch, panels.packed_elements(deep)), np.dtype(np.int32))
+    packed = packed_empty((*batch, panels.packed_elements(deep)), dot.packed.numpy)
     put_into_panels(codes, panels, dot, packed)
     shift = None
     if dot.moves:
@@ -121,7 +121,7 @@ def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[P
     words, launches = _lying_words(b, dot, isa, threads) or _grouped_words(b, dot, isa, threads)
     panels = panels_for(m, n, deep, isa, dot)
     size = panels.packed_elements(deep)
-    storage = Storage.temporary(entries * size * 4, "packed")
+    storage = Storage.temporary(entries * size * dot.unit, "packed")
     outer: list[tuple[int, int, int]] = []
     for extent, step in zip(reversed(batch), reversed(words.strides[:-2])):
         if extent > 1:
@@ -167,7 +167,7 @@ def _lying_words(b: View, dot: Dot, isa: Isa, threads: int) -> tuple[View, list[
 
 
 def _grouped_words(b: View, dot: Dot, isa: Isa, threads: int) -> tuple[View, list[Launch]]:
-    """Groups of codes as int32 [..., K / group, N], put together in a temporary."""
+    """Groups of codes as integers [..., K / group, N], put together in a temporary."""
     *batch, k, n = b.shape
     deep = dot.groups(k)
     extents = (*batch, deep, n, dot.group)
@@ -182,7 +182,7 @@ def _grouped_words(b: View, dot: Dot, isa: Isa, threads: int) -> tuple[View, lis
     value = _cast(turned(value) if b.dtype is DType.uint8 else value, dot.right)
     operands = (Operand(b, strides, guard=guard, other=other), Operand(target, target.strides))
     launches = nests.launches(Nest(extents, operands, (Map(((1, value),)),), label="group"), isa, threads)
-    return View.dense(target.storage, DType.int32, (*batch, deep, n)), launches
+    return View.dense(target.storage, dot.packed, (*batch, deep, n)), launches
 
 
 def _shift(b: View, shift: View, times: int, isa: Isa, threads: int) -> list[Launch]:

@@ -16,13 +16,13 @@ _NEAR = 256 << 10  # bytes of groups that are put together at a time
 
 
 def put_into_panels(codes: Array, panels: Panels, dot: Dot, packed: Array) -> None:
-    """Signed codes [..., K, N] as int32 groups of K, panel after panel in the last axis of ``packed``; zeros where a
+    """Signed codes [..., K, N] as groups of K, panel after panel in the last axis of ``packed``; zeros where a
     group or a panel has room for more."""
     *batch, k, n = codes.shape
     deep, filled = dot.groups(k), -(-k // dot.group)
     if deep * dot.group != k or panels.cut.total * panels.lanes != n:
         packed[...] = 0
-    step = max(1, _NEAR // max(1, 4 * n * math.prod(batch)))
+    step = max(1, _NEAR // max(1, dot.unit * n * math.prod(batch)))
     for start in range(0, filled, step):
         end = min(start + step, filled)
         words = _words(codes[..., start * dot.group : end * dot.group, :], dot)
@@ -33,18 +33,18 @@ def put_into_panels(codes: Array, panels: Panels, dot: Dot, packed: Array) -> No
 
 
 def _words(codes: Array, dot: Dot) -> Array:
-    """Codes [..., K, N] as int32 groups [..., K / group, N], zeros behind the last."""
+    """Codes [..., K, N] as groups [..., K / group, N], an integer each, zeros behind the last."""
     *batch, k, n = codes.shape
     across = (*codes.strides[:-2], codes.strides[-1])
     beside = codes.dtype == dot.right.numpy and codes.strides[-2] == codes.itemsize
-    if beside and not (k % dot.group or any(apart % 4 for apart in across)):
-        lying: Array = codes.swapaxes(-1, -2).view(np.int32).swapaxes(-1, -2)
+    if beside and not (k % dot.group or any(apart % dot.unit for apart in across)):
+        lying: Array = codes.swapaxes(-1, -2).view(dot.packed.numpy).swapaxes(-1, -2)
         return lying
     made = (np.zeros if k % dot.group else np.empty)((*batch, -(-k // dot.group), n, dot.group), dot.right.numpy)
     for place in range(dot.group):
         rows = codes[..., place :: dot.group, :]
         made[..., : rows.shape[-2], :, place] = rows
-    words: Array = made.view(np.int32)[..., 0]
+    words: Array = made.view(dot.packed.numpy)[..., 0]
     return words
 
 

@@ -32,11 +32,11 @@ FINISH_US = 0.4e-3  # for an element of the result, roughly: more than for multi
 
 
 def problem_of(a: View, b: PackedCodes, out: View, epilogue: Epilogue | None) -> Problem:
-    """A counts in bytes, B in groups of codes."""
+    """A and B count in bytes."""
     batch = out.shape[:-2]
     m, n = out.shape[-2:]
     a_all = a.expanded((*batch, m, a.shape[-1])).strides
-    factor = View.dense(b.storage, DType.int32, (*b.batch, b.entry))
+    factor = View.dense(b.storage, DType.uint8, (*b.batch, b.entry))
     entry = factor.expanded((*batch, b.entry))
     axes: list[Axis] = []
     for each in map(Axis, batch, a_all, entry.strides[:-1], out.strides):
@@ -106,13 +106,14 @@ def launch_of(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -
     k_blocks = -(-p.k // k_block) if p.k else 1
     tile_bytes = rows.size * wide
     operations = 2.0 * p.m * p.n * codes.shape[-1] * p.entries
-    work = operations / (_TILE_GOPS if b.dot is TILES else _GOPS) / 1e3 + 4.0 * p.k * p.n * p.entries / _GBPS / 1e3
+    work = operations / (_TILE_GOPS if b.dot is TILES else _GOPS) / 1e3
+    work += float(b.dot.unit) * p.k * p.n * p.entries / _GBPS / 1e3
     if p.epilogue is not None:
         work += p.m * p.n * p.entries * FINISH_US
 
     def groups(a_bytes: int) -> tuple[int, int]:
         row_group = Cut.of(rows.count, max(1, a_bytes // max(1, k_block * 4 * rows.size))).size
-        if p.epilogue is not None and k_blocks == 1 and 4 * p.k * p.n <= _REREAD_BYTES:
+        if p.epilogue is not None and k_blocks == 1 and b.dot.unit * p.k * p.n <= _REREAD_BYTES:
             row_group = max(1, min(row_group, _RESULT_BYTES // (_finished(p) * rows.size)))
         panel_group = panels.cut.count
         if k_blocks > 1:
@@ -143,7 +144,7 @@ def launch_of(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -
     waiting = tile_bytes if k_blocks > 1 else 0
     scratch = tile_bytes if done is not None or waiting else 0
     item = p.out.dtype.numpy.itemsize
-    table = [x for axis in p.batch for x in (axis.extent, axis.a, axis.b * 4, axis.out * item, 0)]
+    table = [x for axis in p.batch for x in (axis.extent, axis.a, axis.b, axis.out * item, 0)]
     numbers = {
         Dim.ROW_BLOCKS: rows.count,
         Dim.ROWS: rows.size,
@@ -171,6 +172,7 @@ def launch_of(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -
         Dim.WAITING: waiting,
         Dim.NEXT: 1 + (threads - 1) * panel_group,
         Dim.REST: rest_bytes(codes.shape[-1]) if b.dot is TILES else 0,
+        Dim.B_SHIFT: b.dot.narrower,
         Dim.FETCHED: fetched_bytes(LINES),
         Dim.RANK: len(p.batch),
     }
@@ -190,6 +192,6 @@ def launch_of(p: Problem, b: PackedCodes, codes: View, isa: Isa, threads: int) -
         grain=grain(count, work, threads),
         scratch=scratch * (row_group * panel_group if waiting else 1),
         flops=operations,
-        traffic=float(4 * (p.m * p.k + p.k * p.n) + item * p.m * p.n) * p.entries,
+        traffic=float(4 * p.m * p.k + b.dot.unit * p.k * p.n + item * p.m * p.n) * p.entries,
         label="integer matmul",
     )
