@@ -1,7 +1,7 @@
 """What OpenVINO reads without complaint and then means something else by.
 
 As the standard's own cases show, and arithmetic that was held against the reference: it keeps 64-bit integers in 32
-bits, saturates small ones, sums integers as floats, and looks at no index and no divisor before it uses them. On ARM
+bits, saturates small ones, sums and divides integers as floats, and looks at no index before it uses it. On ARM
 processors all arithmetic of integers is that of floats.
 """
 
@@ -20,8 +20,9 @@ _RESIZE = {"antialias": 0, "exclude_outside": 0, "keep_aspect_ratio_policy": "st
 _LENGTHS = frozenset({"Shape", "Size", "ArgMax", "ArgMin", "NonZero"})  # results that are no larger than a tensor
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _WRAPPING = frozenset({"Abs", "Add", "Div", "Mod", "Mul", "Neg", "Pow", "Sub", "Sum"})
-_OF_FLOATS = _WRAPPING | {"Clip", "Max", "Mean", "Min", "Relu"}  # on ARM
-_COARSE = frozenset({"Erf", "Log", "Softplus", "Tanh"})  # on ARM
+_BY_FLOATS = frozenset({"Div", "Mod", "Pow", "Relu"})  # and divides by zero without a word
+_BY_FLOATS_ON_ARM = _WRAPPING | {"Clip", "Max", "Mean", "Min"}
+_COARSE_ON_ARM = frozenset({"Erf", "Log", "Tanh"})
 _SUMS = frozenset(
     {"Einsum", "Gemm", "MatMul", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
     | {"ReduceProd", "ReduceSum", "ReduceSumSquare"}
@@ -48,11 +49,9 @@ def _integers(node: Node) -> str | None:
         return f"OpenVINO ends at the largest {made} where others begin again"
     if node.op in _SUMS:
         return f"OpenVINO adds {made} as floats"
-    if node.op in ("Div", "Mod"):
-        by = small_content(node.input(1))
-        if by is None or not by.all():
-            return "OpenVINO divides by zero without a word"
-    if node.op in _OF_FLOATS and on_arm():
+    if node.op in _BY_FLOATS:
+        return f"OpenVINO computes {made} as floats"
+    if node.op in _BY_FLOATS_ON_ARM and on_arm():
         return f"OpenVINO computes {made} as floats on this processor"
     return None
 
@@ -92,7 +91,9 @@ def _operator(node: Node) -> str | None:
             return "OpenVINO takes other neighbours on this processor"
     elif node.op == "RoiAlign" and attrs.get("mode", "avg") == "max":
         return "OpenVINO takes the greatest of other points"
-    elif node.op in _COARSE and on_arm():
+    elif node.op == "Softplus":
+        return "OpenVINO's Softplus is less precise where it is near zero"
+    elif node.op in _COARSE_ON_ARM and on_arm():
         return f"OpenVINO's {node.op} is less precise where it is near zero, on this processor"
     elif node.op == "SpaceToDepth" and attrs.get("mode", "DCR") != "DCR":
         return "OpenVINO does not look at the mode"
