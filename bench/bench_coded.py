@@ -1,7 +1,7 @@
 """Products with weights of few bits: ours against ONNX Runtime's MatMulNBits and OpenVINO's compressed weights.
 
     python -m bench.bench_coded [--all] [--threads 1 2] [--rows 1] [--shapes 4096x4096] [--codes int4/32]
-                                [--scales float16] [--json]
+                                [--scales float16] [--far] [--json]
 
 The products of 4-bit Llama layers by default, about a minute and a half; a line for each as soon as it is measured.
 
@@ -9,13 +9,16 @@ Activations are taken as they are ("exact": accuracy level 0 there, dynamic quan
 ("int8": accuracy level 4, dynamic quantization in groups of the weights' size). Ours and the peers run in turn, and the
 least times of all turns are compared: on a machine that others use too, those are the ones nobody disturbed. What
 reading the same bytes by itself takes is measured in the same turns: "of reading" is that time beside ours. Weights of
-all are out of the near caches whenever they are used, because the others ran in between. Scales are float32 for all;
-``--scales float16`` has numbers among them that float16 holds, as checkpoints of GPTQ, AWQ and GGUF have them. OpenVINO
-is left out where it is not installed. Codes of 3, 5 and 6 bits, which neither of them reads, have ours of as many bits
-as they read beside them, 4 or 8 ("wider"). "iq4" are codes of 8 bits that are the 16 levels of GGUF's IQ4_NL, of which
-the positions are what ours reads; "wider" are any of 8 bits. With ``--scales steps`` scales of groups, and minima of 2,
-4 and 5 bits, are integers times a float16 that 256 weights share, as in kinds of GGUF; "wider" are others near them, in
-float32.
+all are out of the near caches whenever they are used, because the others ran in between. With ``--far`` they are out of
+all caches, as those of a model that is larger than these: other memory is read first, then comes a product with weights
+of its own, after which threads are awake as they are behind the layer before, and then the one that is measured.
+
+Scales are float32 for all; ``--scales float16`` has numbers among them that float16 holds, as checkpoints of GPTQ, AWQ
+and GGUF have them. OpenVINO is left out where it is not installed. Codes of 3, 5 and 6 bits, which neither of them
+reads, have ours of as many bits as they read beside them, 4 or 8 ("wider"). "iq4" are codes of 8 bits that are the 16
+levels of GGUF's IQ4_NL, of which the positions are what ours reads; "wider" are any of 8 bits. With ``--scales steps``
+scales of groups, and minima of 2, 4 and 5 bits, are integers times a float16 that 256 weights share, as in kinds of
+GGUF; "wider" are others near them, in float32.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ WIDTHS = (-48, 9, 7, 11, 12, 10, 8, 8)
 PEERS = ("onnxruntime", "openvino", "wider")
 MICROSOFT = "com.microsoft"
 SHARED = 256  # weights that have one step
+OTHER_BYTES = 512 << 20  # more than any third-level cache has
+FAR_SECONDS = 4  # times as long, most of which goes by with that
 
 
 @dataclass
@@ -92,8 +97,8 @@ class Case:
 
 
 class Weights:
-    def __init__(self, case: Case) -> None:
-        rng = np.random.default_rng(0)
+    def __init__(self, case: Case, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
         self.codes = rng.integers(0, 1 << case.bits, (case.n, case.k)).astype(np.uint8)
         if case.code == "iq4":
             self.codes = (IQ4_LEVELS + 128).astype(np.uint8)[self.codes % len(IQ4_LEVELS)]
@@ -222,7 +227,22 @@ def openvino(case: Case, w: Weights) -> Runner | None:
 MAKERS = {"ours": ours, "onnxruntime": onnx_runtime, "openvino": openvino, "wider": wider}
 
 
-def measure(case: Case, seconds: float) -> None:
+def far_away(case: Case, names: Sequence[str]) -> Callable[[str], None]:
+    """What brings a runner's weights out of all caches, and its threads where a layer before would leave them."""
+    others = Weights(case, seed=1)
+    layers = {name: MAKERS[name](case, others) for name in names}
+    memory = np.ones(OTHER_BYTES // 8)
+
+    def before(name: str) -> None:
+        memory.sum()
+        layer = layers.get(name)
+        if layer is not None:
+            layer()
+
+    return before
+
+
+def measure(case: Case, seconds: float, far: bool = False) -> None:
     w = Weights(case)
     runners: dict[str, Runner] = {}
     for name, make in MAKERS.items():
@@ -235,13 +255,18 @@ def measure(case: Case, seconds: float) -> None:
             continue  # other weights
         case.errors[name] = float(np.abs(run() - expected).max() / np.abs(expected).max())
     reading = peaks.read_loop(available()[0], case.nbytes, case.threads)
+    before = far_away(case, list(runners)) if far else None
     case.seconds = dict.fromkeys([*runners, "reading"], float("inf"))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for name, run in runners.items():
+            if before is not None:
+                before(name)
             start = time.perf_counter()
             run()
             case.seconds[name] = min(case.seconds[name], time.perf_counter() - start)
+        if before is not None:
+            before("reading")
         case.seconds["reading"] = min(case.seconds["reading"], reading())
 
 
@@ -270,6 +295,7 @@ def main() -> None:
     parser.add_argument("--codes", nargs="+", help="int2 to int6, int8, nf4 or iq4, / group")
     parser.add_argument("--scales", choices=("float16", "float32", "steps"), default="float32", help="numbers of them")
     parser.add_argument("--only", choices=("exact", "int8"))
+    parser.add_argument("--far", action="store_true", help="weights come from memory")
     parser.add_argument("--seconds", type=float, default=1.5, help="for each product")
     parser.add_argument("--json", action="store_true", help="at the end, instead of lines")
     given = parser.parse_args()
@@ -287,7 +313,7 @@ def main() -> None:
             if skipped or (code == "nf4" and not exact):
                 continue
             case = Case(k, n, rows, code, int(group), exact, threads, given.scales)
-            measure(case, given.seconds)
+            measure(case, given.seconds * (FAR_SECONDS if given.far else 1), given.far)
             cases.append(case)
             if not given.json:
                 print(row(case), flush=True)
