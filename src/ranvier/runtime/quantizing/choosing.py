@@ -26,14 +26,14 @@ _LAYERS = ("Conv", "MatMul", "Gemm")
 _AMONG = "int8, the rest bf16"  # what coded layers take where they read and write bfloat16
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
-_LET_GO = 8  # nodes in float32 that are tried in bfloat16 after all
+_LET_GO = 16  # nodes in float32 that are tried in bfloat16 after all
 _MORE, _LITTLE = 1.5, 1e-3  # times what a node was seen to do, and part of the limit, from which on it counts as more
 _SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
 _QUESTIONS = 80  # about them, at most, for as many samples as there is time for
 _PROFILED, _COMPARED = 0.2, 1.0  # seconds of runs that are looked into, and of turns of forms
 # parts of the time, from the beginning: for nodes in bfloat16, layers with codes, and models made of what was found
 _NARROW, _CODES, _MADE = 0.3, 0.55, (0.65, 0.78, 0.9)
-_STRICTER = 0.05  # ... and for each kind of these with less room for errors, at least
+_STRICTER = 0.08  # ... and for each kind of these with less room for errors, at least
 
 
 class Choosing:
@@ -329,9 +329,7 @@ class Choosing:
             error = math.sqrt(max(shown**2 - floor**2, 0.0))
             return min(error, bound) if self._fits(form, strict) else max(error, bound * (1 + 1e-6))
 
-        until = self._until(_MADE[len(kinds) - 2 + (BF16 in kinds)])
-        if strict < 1.0:  # it is late, but samples held back said that what was found will not do
-            until = max(until, time.perf_counter() + _STRICTER * self._seconds)
+        until = self._time_for(kinds, strict)
 
         def again(chosen: Chosen) -> Ways | None:
             telling = self._trials.telling(self._form(kinds, chosen))
@@ -343,7 +341,14 @@ class Choosing:
         form = self._form(kinds, chosen)
         if form.wide is None:
             return None if form.floats >= self._every else form
-        return self._let_go(form, [name for name, way in chosen.items() if way.kind == FLOAT32], strict, until)
+        kept = [name for name, way in chosen.items() if way.kind == FLOAT32]
+        return self._let_go(form, kept, strict, self._time_for(kinds, strict))
+
+    def _time_for(self, kinds: Sequence[str], strict: float) -> float:
+        """When to stop looking for a form of these kinds; late as it may be, some time is left where samples that were
+        held back said that what was found will not do."""
+        until = self._until(_MADE[len(kinds) - 2 + (BF16 in kinds)])
+        return until if strict == 1.0 else max(until, time.perf_counter() + _STRICTER * self._seconds)
 
     def _let_go(self, form: Form, kept: Sequence[str], strict: float, until: float) -> Form:
         """The form with fewer of the nodes that are ``kept`` in float32, those that cost most first: what each does to
