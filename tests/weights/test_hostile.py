@@ -19,10 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier.errors import DTypeMismatch, InvalidConfig, RanvierError, ResourceLimit, WeightError
+from ranvier.errors import DTypeMismatch, InvalidConfig, OutOfMemory, RanvierError, ResourceLimit, WeightError
 from ranvier.weights import Cast, FileSource, MemorySource, Opening, WeightLoader, save_safetensors
 from ranvier.weights.blob import MemoryBlob
 from ranvier.weights.formats.numpy_files import Npz
+from ranvier.weights.stored import Decoded
 
 LOADER = WeightLoader(offline=True)
 DATA = Path(__file__).parent / "data"
@@ -623,3 +624,30 @@ def test_a_file_that_is_replaced_while_it_is_open_stays_what_it_was(tmp_path: Pa
     else:
         path.unlink()
     np.testing.assert_array_equal(opened["a"].read(), np.arange(1000))
+
+
+def test_a_member_that_would_become_a_thousand_times_as_much() -> None:
+    """Deflate can: it is what the directory claims that counts, and nothing is made of it."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, name=np.zeros(1000))
+    data = bytearray(buffer.getvalue())
+    size = data.index(b"PK\x01\x02") + 24
+    data[size : size + 4] = (2_000_000_000).to_bytes(4, "little")
+    source = MemorySource(bytes(data), "npz")
+    with pytest.raises(WeightError, match=r"claims 2000000000 bytes of \d+, which weights do not"):
+        LOADER.metadata(source)
+
+
+def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any) -> bytes:
+        raise MemoryError
+
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, name=np.zeros(1000))
+    source = MemorySource(buffer.getvalue(), "npz")
+    monkeypatch.setattr(Decoded, "read", none_left)
+    with pytest.raises(OutOfMemory, match="tensor 'name' of 8,000 bytes") as found:
+        LOADER.load(source)
+    assert (found.value.part, found.value.requested) == ("weights", 8000)
+    with pytest.raises(OutOfMemory):
+        LOADER.load_many(source)

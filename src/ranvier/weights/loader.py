@@ -19,7 +19,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ranvier.errors import CannotWrite, InvalidConfig, WeightError, nearest
+from ranvier.errors import CannotWrite, InvalidConfig, OutOfMemory, WeightError, nearest
 from ranvier.logs import warn_once
 from ranvier.plugged import plugged
 from ranvier.records import dataclass
@@ -154,7 +154,7 @@ class WeightLoader:
         checkpoint = self.open(source, format=format, **options)
         weight = checkpoint[_named(source_of(source), checkpoint, tensor)]
         weight = getattr(weight, "raw", weight) if raw else weight
-        return _through(weight, steps, part).read()
+        return _numbers(_through(weight, steps, part))
 
     def load_many(
         self,
@@ -181,7 +181,7 @@ class WeightLoader:
 
         def read(weight: Weight) -> Array:
             own._context.access.go_on(label)
-            array = weight.read()
+            array = _numbers(weight)
             progress.advance(label, weight.info.nbytes)
             return array
 
@@ -244,6 +244,17 @@ def _named(source: Source, checkpoint: Checkpoint, tensor: str | None) -> str:
         return next(iter(checkpoint))
     some = ", ".join(repr(n) for n in list(checkpoint)[:5])
     raise WeightError(f"{source.address} holds {len(checkpoint)} tensors, say which one: {some} …")
+
+
+def _numbers(weight: Weight) -> Array:
+    try:
+        return weight.read()
+    except MemoryError as error:
+        if isinstance(error, OutOfMemory):
+            raise
+        name, nbytes = weight.info.name, weight.info.nbytes
+        text = f"no memory for tensor {name!r} of {nbytes:,} bytes, or for what it is made of"
+        raise OutOfMemory(text, part="weights", requested=nbytes) from error
 
 
 def _texts(names: Any) -> list[str]:
