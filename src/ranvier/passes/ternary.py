@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from ranvier.dtypes import DType
-from ranvier.errors import InvalidValue
+from ranvier.errors import InvalidConfig, InvalidValue, nearest
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps
 from ranvier.ops.contrib.rules import MICROSOFT
@@ -65,21 +65,22 @@ Quantize = Callable[[Layer], Weights | None]
 
 def convert_to_bitnet(
     graph: Graph,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     *,
     wanted: Callable[[Layer], bool] | None = None,
     quantize: Quantize | None = None,
 ) -> list[str]:
     """Let BitLinear stand for products with constant weights; returns the names of those it stands for now.
 
-    ``keep``: patterns of names of layers that stay; ``wanted`` is asked about the others. ``quantize`` makes the
-    weights of a layer, by default ``Layer.weights``. What is no plain product with a constant matrix, or is coded but
-    not ternary, stays in any case.
+    ``keep``: names of layers that stay, or patterns of them; each is that of a node, here or elsewhere in the model.
+    ``wanted`` is asked about the others. ``quantize`` makes the weights of a layer, by default ``Layer.weights``. What
+    is no plain product with a constant matrix, or is coded but not ternary, stays in any case.
     """
+    kept = _patterns(graph, keep)
     done = []
     for node in list(graph):
         found = two_bit_layer(node) or float_layer(node)
-        if found is None or any(fnmatch.fnmatchcase(found.name, p) for p in keep):
+        if found is None or any(fnmatch.fnmatchcase(found.name, p) for p in kept):
             continue
         if wanted is not None and not wanted(found):
             continue
@@ -93,6 +94,21 @@ def convert_to_bitnet(
         bypass(node, _bitlinear(builder(node, _ORIGIN), x, weights, found.depth, found.bias), _ORIGIN)
         _forget(before)
     return done
+
+
+def _patterns(graph: Graph, keep: Any) -> tuple[str, ...]:
+    """What is to stay; a name that is nobody's is a mistake, and the layer that was meant would be converted."""
+    given = (keep,) if isinstance(keep, str) else keep
+    if not isinstance(given, Sequence | Set) or not all(isinstance(each, str) for each in given):
+        raise InvalidConfig(f"keep is a name, a pattern, or several of them, got {keep!r:.200}")
+    if not given:
+        return ()
+    named = {node.name or node.output.name: node for each in graph.root().all_graphs() for node in each if node.outputs}
+    for pattern in given:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
+            layers = [name for name, node in named.items() if two_bit_layer(node) or float_layer(node)]
+            raise InvalidConfig(f"keep: no layer has the name {pattern!r}{nearest(pattern, layers or named)}")
+    return tuple(given)
 
 
 def _forget(constants: Sequence[Value]) -> None:

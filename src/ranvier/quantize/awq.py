@@ -12,7 +12,7 @@ import numpy as np
 from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Array
 from ranvier.quantize.integers import Integers
-from ranvier.quantize.moments import Damping, GroupOrRow, InputMoments
+from ranvier.quantize.moments import Damping, GroupOrRow, InputMoments, sampled
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Flag, Rule, Whole
 
@@ -42,7 +42,7 @@ class Awq(Checked):
 
     def quantize(self, weights: Array, moments: InputMoments) -> tuple[Quantized, Array]:
         """Codes of the scaled weights, and the factors by which the inputs are to be divided."""
-        original, dtype = moments.weights(weights)
+        original, dtype = sampled(moments, "Awq").weights(weights)
         group = original.shape[1] if self.group == -1 else self.group
         plain = Integers(self.bits, self.symmetric, "group", group, signed=False)
         moments = moments.damped(self.damping)

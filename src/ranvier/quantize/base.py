@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
 
 from ranvier.dtypes import DType
+from ranvier.errors import InvalidConfig
 from ranvier.quantize.blocks import Array, Block, expand
 from ranvier.records import dataclass
 
@@ -76,6 +77,49 @@ class Quantized:
         """The largest number of their type."""
         return float(ml_dtypes.finfo(self.dtype.numpy).max)
 
+    def part(self, chosen: Sequence[slice]) -> Quantized:
+        """The codes of a part with their scales; ``chosen`` has one slice for each axis, from 0 up and with a positive
+        step. Blocks lie in a part as they lie in the whole, or there is an error: it may begin where a block does, or
+        be inside of one, and end anywhere."""
+        if self.order is not None or self.extra:
+            raise InvalidConfig(f"codes of {self.scheme} that have more than blocks of neighbours have no parts")
+        spans = [range(d)[s] for d, s in zip(self.shape, chosen)]
+        codes = np.ascontiguousarray(self.codes[tuple(chosen)])
+        if self.flat:
+            kept: tuple[slice, ...] = (self._flat_blocks(spans, codes.size),)
+            block = self.block
+        else:
+            kept = tuple(self._blocks(axis, span) for axis, span in enumerate(spans))
+            block = tuple(min(side, max(1, len(span))) for side, span in zip(self.block, spans))
+        scales = _some(self.scales, kept)
+        zeros = None if self.zeros is None else _some(self.zeros, kept)
+        stored = self.scale_bytes
+        if stored is not None:  # as many for each of them
+            stored = -(-stored * scales.size // max(1, self.scales.size))
+        return replace(self, codes=codes, scales=scales, zeros=zeros, block=block, scale_bytes=stored)
+
+    def _blocks(self, axis: int, span: range) -> slice:
+        """Those along an axis that a part of it is in."""
+        side = self.block[axis]
+        if side == 1:
+            return slice(span.start, max(span.start, span.stop), span.step)
+        if not span:
+            return slice(0, 0)
+        return self._whole(span[0], span[-1], side, len(span) == span[-1] - span[0] + 1)
+
+    def _flat_blocks(self, spans: Sequence[range], count: int) -> slice:
+        """Those that a part is in where they are counted through the tensor."""
+        if not count:
+            return slice(0, 0)
+        first, last = (int(np.ravel_multi_index([span[at] for span in spans], self.shape)) for at in (0, -1))
+        return self._whole(first, last, self.block[0], last - first + 1 == count)
+
+    def _whole(self, first: int, last: int, side: int, dense: bool) -> slice:
+        begin, end = first // side, last // side + 1
+        if end - begin > 1 and (first % side or not dense):
+            raise InvalidConfig(f"codes of {self.scheme} share scales in blocks of {side}, which the part would cut")
+        return slice(begin, end)
+
     def each(self, numbers: Array) -> Array:
         """One number for each element."""
         if self.flat:
@@ -85,9 +129,16 @@ class Quantized:
         return np.take(numbers, self.order, self.axis)
 
 
+def _some(numbers: Array, kept: Sequence[slice]) -> Array:
+    """Numbers of these blocks; one along an axis is that of all."""
+    chosen = (slice(None) if numbers.shape[axis] == 1 else some for axis, some in enumerate(kept))
+    return np.ascontiguousarray(numbers[tuple(chosen)])
+
+
 @runtime_checkable
 class Quantize(Protocol):
-    """Numbers into codes. New schemes come by the entry points ``ranvier.quantization``."""
+    """Numbers into codes. New schemes come by the entry points ``ranvier.quantization``. ``isinstance`` looks at names
+    alone: ``Gptq`` and ``Awq`` have them too, but their ``quantize`` takes samples beside the array."""
 
     @property
     def name(self) -> str: ...

@@ -12,7 +12,7 @@ from ranvier.quantize.base import Quantized
 from ranvier.quantize.blocks import Array
 from ranvier.quantize.feedback import feed_back, upper_factor
 from ranvier.quantize.integers import FITS, Integers
-from ranvier.quantize.moments import Damping, GroupOrRow, InputMoments
+from ranvier.quantize.moments import Damping, GroupOrRow, InputMoments, sampled
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Choice, Flag, Rule, Whole
 
@@ -49,7 +49,7 @@ class Gptq(Checked):
     name: ClassVar[str] = "gptq"
 
     def quantize(self, weights: Array, moments: InputMoments) -> Quantized:
-        original, dtype = moments.weights(weights)
+        original, dtype = sampled(moments, "Gptq").weights(weights)
         inputs = original.shape[1]
         group = inputs if self.group == -1 else self.group
         scheme = Integers(self.bits, self.symmetric, "group", group, signed=False, fit=self.fit)

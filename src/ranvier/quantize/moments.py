@@ -122,6 +122,21 @@ class InputMoments:
         return values, dtype
 
 
+def sampled(moments: Any, name: str) -> InputMoments:
+    """Moments that samples were shown to, or an error that says what is missing."""
+    if not isinstance(moments, InputMoments):
+        raise InvalidConfig(
+            f"{name} needs samples of what the layer reads: InputMoments(channels) that update(inputs) showed some, "
+            f"not {type(moments).__name__}"
+        )
+    if not moments.count:
+        raise InvalidConfig(
+            f"{name}: these InputMoments have seen no sample; show them some by update(inputs), or use Integers, "
+            "which needs none"
+        )
+    return moments
+
+
 class Damping(Rule):
     """A part of the mean of second moments' diagonal; None: what samples leave in doubt."""
 

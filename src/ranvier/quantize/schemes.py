@@ -28,6 +28,7 @@ _OWN: dict[str, Callable[..., Quantize]] = {
     "nf4": Nf4,
     "ternary": Ternary,
 }
+_BY_SAMPLES = {"gptq": "Gptq", "awq": "Awq"}  # whose quantize takes more than an array
 _added: dict[str, Callable[..., Quantize]] = {}
 
 
@@ -81,6 +82,12 @@ def _maker(name: str) -> Callable[..., Quantize]:
             make = _added[name] = plugged(ENTRY_POINTS)[name].load()
         except Exception as error:  # whatever a package of others does when it is imported
             raise InvalidConfig(f"scheme {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if make is None and name.lower() in _BY_SAMPLES:
+        own = _BY_SAMPLES[name.lower()]
+        raise InvalidConfig(
+            f"quantization scheme {name!r} needs samples of what a layer reads and is not had by its name: use "
+            f"ranvier.quantize.{own} with InputMoments, or `ranvier quantize --scheme {name.lower()} --calib`"
+        )
     if make is None:
         raise InvalidConfig(f"unknown quantization scheme {name!r}{nearest(name, scheme_names())}")
     return make

@@ -10,6 +10,7 @@ written on ARM have another order that nothing in the file tells, so whoever cal
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,10 +91,14 @@ def i2s(data: Array | bytes, shape: tuple[int, int]) -> Quantized:
     return Quantized("ternary", codes.reshape(n, k).astype(np.int8) - np.int8(1), scale, (n, k), 2, axis=1)
 
 
-def _matrix(kind: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    if len(shape) != 2 or min(shape) < 0:
-        raise WeightError(f"{kind}: ternary weights are a matrix, not {list(shape)}")
-    return shape[0], shape[1]
+def _matrix(kind: str, shape: Any) -> tuple[int, int]:
+    try:
+        n, k = map(operator.index, shape)
+    except (TypeError, ValueError):
+        n, k = -1, -1
+    if min(n, k) < 0:
+        raise WeightError(f"{kind}: ternary weights are a matrix of a shape (N, K), not {shape!r}")
+    return n, k
 
 
 def _bytes(kind: str, data: Any) -> Array:

@@ -8,6 +8,7 @@ that part of the file.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from ranvier import dtypes
 from ranvier.dtypes import DType
-from ranvier.errors import DTypeMismatch, WeightError
+from ranvier.errors import DTypeMismatch, InvalidConfig, WeightError
 from ranvier.records import dataclass
 from ranvier.weights.conversion import check_convertible, converted, product, rounded_product
 from ranvier.weights.stored import (
@@ -53,7 +54,7 @@ def apply(weight: Weight, *steps: Transform) -> Weight:
     for step in steps:
         if isinstance(step, type) or not hasattr(step, "over"):
             raise WeightError(f"tensor {weight.info.name!r}: {step!r} is no transformation such as Transpose()")
-        # a part of the codes is the codes of that part; nothing else can be done to what a scheme makes
+        # a part of the codes is a part of those of the whole tensor; nothing else can be done to what a scheme makes
         if isinstance(weight, _Quantized) and not isinstance(step, Slice):
             raise WeightError(f"tensor {weight.info.name!r}: {type(step).__name__} comes after Quantize, the last step")
         weight = step.over(weight)
@@ -256,13 +257,28 @@ def _wide(dtype: DType) -> DType:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Codes and scales instead of numbers: reading gives what the scheme makes. It is the last step."""
+    """Codes and scales instead of numbers: reading gives what the scheme makes. It is the last step.
+
+    ``info`` stays that of the numbers that are read and coded: how many bytes codes take only the scheme knows.
+    """
 
     scheme: Quantizer
 
     def over(self, weight: Weight) -> Weight:
-        if not hasattr(self.scheme, "quantize"):
-            raise WeightError(f"tensor {weight.info.name!r}: {self.scheme!r} is no scheme with a method 'quantize'")
+        name = weight.info.name
+        if isinstance(self.scheme, type):
+            raise WeightError(
+                f"tensor {name!r}: {self.scheme.__name__} is the class of a scheme; give one of it, as made by "
+                f"{self.scheme.__name__}()"
+            )
+        if not callable(getattr(self.scheme, "quantize", None)):
+            raise WeightError(f"tensor {name!r}: {self.scheme!r} is no scheme with a method 'quantize'")
+        if not _takes_an_array(self.scheme.quantize):
+            raise InvalidConfig(
+                f"tensor {name!r}: {type(self.scheme).__name__} quantizes no array by itself, as Gptq and Awq, which "
+                "need samples of what a layer reads: load the numbers and call its quantize(weights, moments) with "
+                "InputMoments"
+            )
         return _Quantized(weight.info, weight, self.scheme)
 
 
@@ -273,4 +289,74 @@ class _Quantized:
     scheme: Quantizer
 
     def read(self, part: Selection | None = None) -> Any:
+        """Of a part, what shares scales with it is read and coded too, so that its codes are those of the whole."""
+        shape, name = self.info.shape, self.info.name
+        if part is None or part == full(shape):
+            return self._coded(None)
+        wider = tuple(map(_widened, part, _apart(self.scheme, shape), shape))
+        made = self._coded(wider)
+        if wider == part:
+            return made
+        from ranvier.quantize.base import Quantized  # here, and below, for the few who quantize what they read
+
+        if not isinstance(made, Quantized) or made.shape != tuple(map(extent, wider)):
+            raise WeightError(
+                f"tensor {name!r}: {type(made).__name__} of {type(self.scheme).__name__} has no parts as codes of the "
+                "tensor's shape have; Slice before Quantize gives codes of a part by itself"
+            )
+        try:
+            return made.part([_within(*each) for each in zip(part, wider)])
+        except InvalidConfig as error:
+            raise WeightError(
+                f"tensor {name!r} cannot be cut behind Quantize: {error}; Slice before Quantize gives codes of a part "
+                "by itself"
+            ) from None
+
+    def _coded(self, part: Selection | None) -> Any:
         return self.scheme.quantize(np.ascontiguousarray(self.inner.read(part)))
+
+
+def _takes_an_array(quantize: Any) -> bool:
+    """And nothing else; what does not tell may."""
+    try:
+        inspect.signature(quantize).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _apart(scheme: Quantizer, shape: Sequence[int]) -> tuple[int, ...]:
+    """Sides of the blocks that a scheme codes each by itself; of schemes that do not tell it is the whole tensor."""
+    from ranvier.quantize.blocks import block_of
+    from ranvier.quantize.floats import Float8, Nf4
+    from ranvier.quantize.integers import Integers
+
+    whole = tuple(max(1, d) for d in shape)
+    row = math.prod(shape[1:])
+    if type(scheme) is Nf4 and not scheme.nested and row > 0:  # blocks go on from row to row
+        return (math.lcm(row, scheme.group) // row, *shape[1:])
+    if type(scheme) is Float8:
+        return block_of(shape, scheme.granularity, scheme.axis, scheme.group)
+    if type(scheme) is not Integers:
+        return whole
+    block = block_of(shape, scheme.granularity, scheme.axis, scheme.group)
+    if scheme.fit == "minmax":
+        return block
+    # sums of squares are added up in the same order where rows are whole, and else perhaps not to the last bit
+    return (*block[:-1], shape[-1]) if all(side == 1 for side in block[:-1]) else whole
+
+
+def _widened(part: slice, side: int, size: int) -> slice:
+    """A part of an axis, with all of the blocks that it is in."""
+    if side == 1:
+        return part
+    return slice(part.start // side * side, min(size, -(-part.stop // side) * side), 1)
+
+
+def _within(part: slice, wider: slice) -> slice:
+    """Where a part is in what holds it."""
+    if part == wider:
+        return slice(0, extent(part), 1)
+    return slice(part.start - wider.start, part.stop - wider.start, part.step)

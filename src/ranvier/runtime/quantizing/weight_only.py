@@ -87,6 +87,8 @@ def codes_of(matrix: Array, name: str, group: int, moments: Sequence[InputMoment
         if not moments:
             raise InvalidConfig(f"{name} needs samples of the inputs")
         joined = InputMoments.joined(moments)
+        if not joined.count:  # it reads no rows in any sample
+            return codes_of(matrix, f"uint{bits}", group)
         if name == "gptq":
             return Coded(Gptq(bits, group, symmetric=False, reorder=True).quantize(matrix, joined))
         return Coded(*Awq(bits, group).quantize(matrix, joined))

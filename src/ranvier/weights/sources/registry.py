@@ -12,13 +12,14 @@ import os
 import re
 from typing import Any
 
-from ranvier.errors import InvalidConfig, WeightError, nearest
+from ranvier.errors import InvalidConfig, RanvierError, WeightError, nearest
 from ranvier.plugged import plugged
 from ranvier.weights.sources.base import Source
 from ranvier.weights.sources.local import FileSource, MemorySource
 
 ENTRY_POINTS = "ranvier.weight_sources"
 SCHEMES = ("file", "hf", "http", "https", "s3")
+_MEMBERS = ("address", "format", "open", "sibling", "fetch", "exists")  # of a source
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://(.*)", re.DOTALL)
 
 
@@ -73,9 +74,27 @@ def _of_scheme(scheme: str, rest: str, address: str) -> Source:
             make = others[scheme].load()
         except Exception as error:  # whatever a package of others does when it is imported
             raise InvalidConfig(f"sources {scheme}:// cannot be loaded: {type(error).__name__}: {error}") from error
-        made: Source = make(address)
-        return made
+        return _made(make, scheme, address)
     from ranvier.weights.http import without_secrets
 
     shown = without_secrets(address)
     raise WeightError(f"{shown!r}: unknown kind of source {scheme!r}{nearest(scheme, [*SCHEMES, *others])}")
+
+
+def _made(make: Any, scheme: str, address: str) -> Source:
+    """What a package of others makes of an address."""
+    from ranvier.weights.http import without_secrets
+
+    shown = without_secrets(address)
+    try:
+        made: Source = make(address)
+    except RanvierError:
+        raise
+    except Exception as error:
+        said = str(error).replace(address, shown)
+        raise InvalidConfig(f"{shown!r}: no source {scheme}:// can be made: {type(error).__name__}: {said}") from error
+    missing = [name for name in _MEMBERS if not hasattr(made, name)]
+    if missing or isinstance(made, type):
+        lacks = f", which has no {', '.join(missing)}" if missing else ""
+        raise InvalidConfig(f"{shown!r}: what {scheme}:// is made by gives no source but {made!r:.200}{lacks}")
+    return made
