@@ -129,6 +129,24 @@ def test_hub(hub: str, shards: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(offline.load(source, "w2"), arrays["w2"])
 
 
+def test_a_damaged_blob_comes_again_once_it_is_removed(hub: str, shards: Any, tmp_path: Path) -> None:
+    """As the error says."""
+    source = HubSource("owner/name", "part-1.safetensors", cache_dir=tmp_path / "hub", endpoint=hub, token=False)
+    loader = WeightLoader(cache=tmp_path / "cache", retries=0, verify=True)
+    (path,) = loader.preload(source)
+    assert path is not None
+    blob = path.resolve()
+    whole = blob.read_bytes()
+    blob.write_bytes(whole[:-1] + b"?")
+    for work in (loader.preload, loader.load_many):
+        with pytest.raises(IntegrityError) as caught:
+            work(source)
+    assert f"remove {str(blob)!r}" in str(caught.value)
+    blob.unlink()
+    loader.preload(source)
+    assert blob.read_bytes() == whole
+
+
 def test_hub_tells_its_progress_and_keeps_to_limits(hub: str, shards: Any, tmp_path: Path) -> None:
     files, _ = shards
     counts: dict[str, int] = {}

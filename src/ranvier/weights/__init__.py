@@ -8,7 +8,7 @@ from ranvier.weights.cache import WeightCache
 from ranvier.weights.formats.base import Checkpoint, Format, Opening
 from ranvier.weights.formats.registry import register_format
 from ranvier.weights.formats.safetensors import save as save_safetensors
-from ranvier.weights.http import Missing
+from ranvier.weights.http import Contradiction, Missing, Page
 from ranvier.weights.loader import Metadata, WeightLoader
 from ranvier.weights.progress import Bars, Progress
 from ranvier.weights.sources.base import Context, Source
@@ -26,6 +26,7 @@ __all__ = [
     "Cast",
     "Checkpoint",
     "Context",
+    "Contradiction",
     "FileChanged",
     "FileSource",
     "Format",
@@ -35,6 +36,7 @@ __all__ = [
     "Missing",
     "NotCached",
     "Opening",
+    "Page",
     "Progress",
     "Quantize",
     "Reshape",

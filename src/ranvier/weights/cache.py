@@ -24,6 +24,7 @@ from typing import Any
 
 from ranvier.errors import CannotWrite, IntegrityError, InvalidConfig, WeightError
 from ranvier.formats.files import write_files
+from ranvier.logs import warn_once
 from ranvier.places import cache_folder
 from ranvier.records import dataclass
 from ranvier.rules import Whole
@@ -40,6 +41,7 @@ VARIABLE = "RANVIER_WEIGHTS_CACHE"
 _POLL = 0.05
 _TRIES = 1000
 _PIECE = 1 << 18  # bytes that are read at a time
+_FRESH = 100_000_000  # nanoseconds; a change so soon after another may leave the time of a file as it was
 _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # by what is no JSON, or not ours
 
 
@@ -74,7 +76,8 @@ version the bytes are before it writes any; gives etag and sha256."""
 
 
 class WeightCache:
-    """Files by address in a folder; ``limit`` is the number of bytes it may take, the least used go first.
+    """Files by address in a folder; ``limit`` is the number of bytes it may take, the least used go first. The file
+    that was asked for last stays, even if it alone is larger than the limit.
 
     Whoever changes a place (fills it, empties it) holds its lock; who only reads holds nothing, so a file may go
     between being found and being opened: ask again then.
@@ -85,14 +88,15 @@ class WeightCache:
         self.folder = _home(Path(folder)) if folder is not None else default_folder()
         self.limit: int | None = Whole(0, optional=True)("WeightCache", "limit", limit)
 
-    def find(self, address: str, *, verify: bool = False) -> Entry | None:
-        """The file for an address, if it is here whole. ``verify`` reads it again and compares the checksum."""
+    def find(self, address: str, *, verify: bool = False, between: Callable[[], None] = lambda: None) -> Entry | None:
+        """The file for an address, if it is here whole. ``verify`` compares the checksum of its bytes, which are read
+        once, and again where the file changed; ``between`` is called between its pieces."""
         place = self._place(address)
         entry = _entry(place)
         if entry is None or entry.address != address:
             return None
         try:
-            if entry.path.stat().st_size != entry.size or (verify and digest(entry.path) != entry.sha256):
+            if entry.path.stat().st_size != entry.size or (verify and digest_once(entry.path, between) != entry.sha256):
                 return None  # damaged: as if it had never been here; who fetches it anew replaces it
         except OSError:
             return None
@@ -113,7 +117,7 @@ class WeightCache:
         """The file for an address, downloaded if it is not here. IntegrityError where the checksum is another."""
         place = self._place(address)
         with _held(place / "lock", patience, address, stop or Stop()) as alone:
-            found = self.find(address, verify=verify)
+            found = self.find(address, verify=verify, between=lambda: _go_on(address, stop))
             if found is not None and sha256 in ("", found.sha256):
                 return found
             # where there are no locks others may be at it too: what each has of it is its own
@@ -125,6 +129,12 @@ class WeightCache:
                     with contextlib.suppress(OSError):
                         file.unlink(missing_ok=True)
         self.trim(keep=place)
+        if self.limit is not None and entry.size > self.limit:
+            warn_once(
+                f"weights {self.folder} limit",
+                f"{address} takes {entry.size} bytes, more than the limit of the cache ({self.limit}); it stays until "
+                "another file is fetched",
+            )
         return entry
 
     def _download(self, place: Path, part: Path, address: str, download: Download, sha256: str) -> Entry:
@@ -138,10 +148,12 @@ class WeightCache:
             if sha256 and actual != sha256:
                 part.unlink(missing_ok=True)
                 raise IntegrityError(f"{address}: the checksum is {actual}, {sha256} was expected")
-            size = part.stat().st_size
+            size, number = part.stat().st_size, part.stat().st_ino
             data = place / "data"
             (place / "facts.json").unlink(missing_ok=True)  # nobody takes the new bytes for the old file
             os.replace(part, data)
+            if (state := _state(data))[-1] == number:  # and not what another put there, where there are no locks
+                _remember(data, state, actual, time.time_ns())
             _write(place / "facts.json", {"address": address, "etag": etag, "size": size, "sha256": actual})
         except CannotWrite:
             raise
@@ -172,7 +184,7 @@ class WeightCache:
         """Remove the least used files until the rest fits; gives the number of bytes removed.
 
         Files that are mapped at the moment stay readable for those who mapped them; what somebody is downloading is
-        left alone.
+        left alone. So is the place ``keep``, of the file that was asked for last, even if it alone is too large.
         """
         allowed = self.limit if limit is None else limit
         if allowed is None:
@@ -210,14 +222,49 @@ def _notes_of(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
 
-def digest(path: Path, between: Callable[[], None] = lambda: None) -> str:
-    """The sha256 of a file; ``between`` is called between its pieces, for whoever does not want to wait any more."""
+def digest(path: Path, between: Callable[[], None] = lambda: None, *, git: bool = False) -> str:
+    """The sha256 of a file, or the name that git has for its bytes; ``between`` is called between its pieces, for
+    whoever does not want to wait any more."""
     found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
+        if git:
+            found = hashlib.sha1(b"blob %d\0" % os.fstat(file.fileno()).st_size, usedforsecurity=False)
         while count := file.readinto(piece):
             found.update(piece[:count])
             between()
     return found.hexdigest()
+
+
+_State = tuple[int, ...]  # of a file: it is another one once somebody wrote to it
+_digests: dict[tuple[Path, bool], tuple[_State, str]] = {}
+
+
+def digest_once(path: Path, between: Callable[[], None] = lambda: None, *, git: bool = False) -> str:
+    """The digest of a file as it is now. It is read once in a process, and again where it changed since."""
+    state, began = _state(path), time.time_ns()
+    known = _digests.get((path, git))
+    if known is not None and known[0] == state:
+        return known[1]
+    found = digest(path, between, git=git)
+    if _state(path) == state:
+        _remember(path, state, found, began, git=git)
+    return found
+
+
+def _remember(path: Path, state: _State, found: str, began: int, *, git: bool = False) -> None:
+    """What was found of a file in this state, unless a change since ``began`` might not show in it."""
+    if abs(began - state[1]) > _FRESH:
+        _digests[path, git] = state, found
+
+
+def _state(path: Path) -> _State:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino
+
+
+def _go_on(address: str, stop: Stop | None) -> None:
+    if stop is not None and stop.is_set():
+        raise Stopped(f"{address}: stopped while the copy in the cache was read")
 
 
 def _entry(place: Path) -> Entry | None:

@@ -1,7 +1,7 @@
 """Files behind a web server, by ranges or whole, with nothing but the standard library.
 
-What a server says is not believed: lengths are counted, ranges and versions compared with those asked for, a page of
-HTML is not taken for a file, nor compressed bytes for those of the file. Credentials stay with the host they were meant
+What a server says is not believed: lengths are counted, ranges and versions compared with those asked for, a page is
+not taken for a file, nor compressed bytes for those of the file. Credentials stay with the host they were meant
 for.
 """
 
@@ -40,11 +40,26 @@ _COMMIT = "X-Repo-Commit"
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _BY_PROXY = re.compile(r"Tunnel connection failed: (\d{3})\b(.*)", re.ASCII | re.DOTALL)  # in the words of http.client
 _SENDABLE = re.compile(r"[^\r\n\0\u0100-\U0010ffff]*")  # the value of a header
+BEGINNING = 512  # bytes of a file by which a page is known
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html[\s>])", re.IGNORECASE)
+_MARKUP = re.compile(rb"\s*<(!doctype|!--|\?xml|(html|head|body)[\s>/])", re.IGNORECASE)
+# with a whole key: a file of safetensors may begin with the same few bytes, which are the length of its header
+_JSON = re.compile(rb'\s*(\[\s*)*\{\s*"[^"\x00-\x1f]+"\s*:|\s*\[\s*"[^"\x00-\x1f]{6,}"\s*[],]')
+_NO_JSON = (".safetensors", ".gguf", ".onnx", ".npy", ".npz", ".pt", ".pth", ".bin", ".ckpt")
+_RAW = "raw"  # the format that may begin with anything
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Missing(WeightError):
     """The server says that there is no such file, or not for us."""
+
+
+class Page(WeightError):
+    """What came is a page, or an answer of some service, in place of a file of weights."""
+
+
+class Contradiction(WeightError):
+    """The server says two things about how long a file is."""
 
 
 class _NoSuchRange(WeightError):
@@ -131,9 +146,11 @@ def _sendable(parts: urllib.parse.SplitResult) -> str:
 class HttpFile:
     """One file by its URL."""
 
-    def __init__(self, url: str, access: Access, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, access: Access, headers: Mapping[str, str] | None = None, format: str | None = None
+    ) -> None:
         parts = parsed(url)
-        self.access = access
+        self.access, self.format = access, format
         self.shown, self.name = shown(parts), file_name(parts)
         self._url = _sendable(parts)
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "ranvier", **(headers or {})}
@@ -146,14 +163,35 @@ class HttpFile:
         """Size and version of the file, without its bytes."""
         return self.access.attempts(self.shown, self._question)
 
-    def _question(self) -> Remote:
+    def look(self) -> Remote:
+        """The same, and Page where it begins as one."""
+        return self.access.attempts(self.shown, lambda: self._question(BEGINNING))
+
+    def confirm(self, size: int, etag: str) -> None:
+        """Contradiction where the server gave a file of this size as a whole, and says of its first byte that it is
+        one of more or fewer. Where it says nothing of the kind nobody knows better."""
         try:
-            answer = self._send({"Range": "bytes=0-0"})
+            now = self._question()
+        except WeightError:
+            return
+        if now.ranges and now.size != size and etag in ("", now.etag):
+            raise Contradiction(f"{self.shown} says that it sends {size} bytes as the whole file, and has {now.size}")
+
+    def _question(self, head: int = 1) -> Remote:
+        try:
+            answer = self._send({"Range": f"bytes=0-{head - 1}"})
         except _NoSuchRange:  # of an empty file
             answer = self._send({})
         with closing(answer) as reply:
             size = _range_of(reply)[2] if reply.status == 206 else self._length(reply)
             self._check_size(size)
+            if head > 1:
+                beginning = b""
+                for piece in self._pieces(reply, None):
+                    beginning += piece[: head - len(beginning)]
+                    if len(beginning) == head:
+                        break
+                check_no_page(beginning, self.shown, self.name, self.format)
             return Remote(size, _etag(reply), reply.status == 206 and size is not None, _commit(reply))
 
     def range(self, start: int, stop: int, of: Remote) -> Bytes:
@@ -219,6 +257,8 @@ class HttpFile:
                     if extra:
                         return self.stream(0, "")
                     raise WeightError(f"{self.shown} answered a request for all of it with a part")
+            elif size is not None and (whole := _range_of(reply)[2]) not in (None, size):
+                raise Contradiction(f"{self.shown} says that it sends {size} bytes as the whole file, and has {whole}")
             self._check_size(size)
         except BaseException:
             reply.close()
@@ -228,10 +268,11 @@ class HttpFile:
     def _body(self, reply: Any, begin: int, size: int | None) -> Iterator[bytes]:
         limit = self.access.file_bytes
         with closing(reply):
-            at = begin
+            at, beginning = begin, b""
             for piece in self._pieces(reply, None if size is None else size - begin):
-                if at == 0:
-                    check_no_page(piece, self.shown)
+                if not begin and len(beginning) < BEGINNING:  # it may come by a few bytes at a time
+                    beginning += piece[: BEGINNING - len(beginning)]
+                    check_no_page(beginning, self.shown, self.name, self.format)
                 at += len(piece)
                 if limit is not None and at > limit:
                     raise ResourceLimit("file_bytes", limit, at, self.shown)
@@ -313,7 +354,7 @@ class HttpFile:
             )
         kind = (reply.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if kind in ("text/html", "application/xhtml+xml"):
-            raise WeightError(f"{self.shown} answered with a page ({kind}), not with a file of weights")
+            raise Page(f"{self.shown} answered with a page ({kind}), not with a file of weights")
         transfers = {each.strip().lower() for each in reply.headers.get_all("Transfer-Encoding", [])}
         if transfers and transfers != {"chunked"}:  # the bytes would be those of the transfer, not of the file
             raise WeightError(f"{self.shown} sends the file as {_plain(', '.join(sorted(transfers)))!r}, not plainly")
@@ -340,10 +381,21 @@ class HttpFile:
             raise ResourceLimit("file_bytes", limit, size, self.shown)
 
 
-def check_no_page(beginning: bytes, what: str) -> None:
-    """WeightError where a file begins as a page does: to log in, or one that says what went wrong."""
+def check_no_page(beginning: bytes, what: str, name: str = "", format: str | None = None) -> None:
+    """Page where a file begins as a page does (to log in, or one that says what went wrong), or as JSON, unless its
+    name may be that of some. Raw data may begin with anything, so of it only whole words of HTML are refused."""
     if _PAGE.match(beginning):
-        raise WeightError(f"{what} answered with a page of HTML, not with a file of weights")
+        raise Page(f"{what} answered with a page of HTML, not with a file of weights")
+    suffix = f".{name.lower().rpartition('.')[2]}"
+    if format == _RAW or suffix == f".{_RAW}":
+        return
+    text = beginning.removeprefix(b"\xef\xbb\xbf")
+    if text.startswith(_UTF16):
+        text = text.decode("utf-16", "ignore").encode()
+    if _MARKUP.match(text):
+        raise Page(f"{what} answered with a page of HTML or XML, not with a file of weights")
+    if suffix in _NO_JSON and _JSON.match(text):
+        raise Page(f"{what} answered with a page of JSON, not with a file of weights")
 
 
 def strong(etag: str) -> bool:

@@ -19,7 +19,7 @@ class Context:
 
     cache: WeightCache = field(default_factory=WeightCache)
     access: Access = field(default_factory=Access)
-    verify: bool = False  # read cached files again and compare their checksum
+    verify: bool = False  # compare the bytes of cached files with their checksum
 
 
 class Source(Protocol):

@@ -5,23 +5,27 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ranvier.errors import CannotWrite, NotSupported, RanvierError, ResourceLimit, WeightError
+from ranvier.errors import CannotWrite, IntegrityError, NotSupported, RanvierError, ResourceLimit, WeightError
+from ranvier.logs import warn_once
 from ranvier.records import dataclass
 from ranvier.rules import Checked, Rule
 from ranvier.weights.access import Access, NotCached, Unreachable
 from ranvier.weights.blob import Blob, MemoryBlob
+from ranvier.weights.cache import digest_once
 from ranvier.weights.given import PATH_OR_NONE, TEXT, TEXT_OR_NONE, Kind
 from ranvier.weights.http import HttpFile, Missing, is_commit
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.web import UrlSource
 from ranvier.weights.together import apart
 
+_CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, for small files, or a sha256
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # told of what is written, without the name of the file
 
 
@@ -70,6 +74,7 @@ class HubSource(Checked):
             if _offline(context):
                 raise NotCached(f"{self.address} is not in the cache, and the network is not to be used")
             return self._by_url().open(context)
+        self._verify(path, context)
         blob = MemoryBlob.of_file(path)
         blob.name, blob.path = self.file.rpartition("/")[2], path
         return blob
@@ -118,6 +123,7 @@ class HubSource(Checked):
             if isinstance(error, OSError) and (error.filename is not None or error.errno in _NO_ROOM):
                 raise CannotWrite(f"cannot keep {self.address} in the cache of the hub: {error}") from error
             raise self._told(error) from error
+        self._verify(Path(found), context)
         return Path(found)
 
     def exists(self, context: Context) -> bool:
@@ -145,6 +151,27 @@ class HubSource(Checked):
         except Exception as error:
             raise self._told(error) from error
         return Path(found) if isinstance(found, str) else None
+
+    def _verify(self, path: Path, context: Context) -> None:
+        """IntegrityError where the loader is to verify, and the bytes of a cached file are not those that its name
+        in the folder of contents promises."""
+        if not context.verify:
+            return
+        try:
+            blob = path.resolve()
+            if blob.parent.name != "blobs" or not _CHECKSUM.fullmatch(blob.name):  # as where there are no links
+                unknown = f"{self.address} cannot be verified: the cache of the hub does not tell its checksum"
+                warn_once(f"weights {self.address} {blob}", unknown)
+                return
+            go_on = partial(context.access.go_on, self.address)
+            actual = digest_once(blob, go_on, git=len(blob.name) == 40)
+        except OSError as error:
+            raise WeightError(f"{self.address} cannot be read from the cache of the hub: {error}") from error
+        if actual != blob.name:
+            raise IntegrityError(
+                f"{self.address}: the copy in the cache of the hub is damaged: its checksum is {actual}, {blob.name} "
+                f"was expected; remove {str(blob)!r} and preload it once more"
+            )
 
     def _by_url(self) -> UrlSource:
         hub = _package()

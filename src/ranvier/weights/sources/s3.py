@@ -18,13 +18,12 @@ from ranvier.weights.access import Access, Unreachable
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
 from ranvier.weights.cache import Download, Entry, check_room, digest
 from ranvier.weights.given import TEXT, TEXT_OR_NONE, Named
-from ranvier.weights.http import Missing, check_no_page, parsed, shown
+from ranvier.weights.http import BEGINNING, Missing, check_no_page, parsed, shown
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
 from ranvier.weights.together import AT_ONCE, Stop, apart, together
 
 _CHUNK = 8 << 20
-_BEGINNING = 512  # bytes of a file by which a page is known
 _LONGEST_ANSWER = 600.0  # seconds for one chunk
 
 
@@ -121,7 +120,7 @@ class S3Source(Checked):
                         context.access.go_on(self.address)
                         piece = found.read(start, min(start + _CHUNK, found.size))
                         if start == 0:
-                            check_no_page(bytes(piece[:_BEGINNING]), self.address)
+                            check_no_page(bytes(piece[:BEGINNING]), self.address, self.key, self.format)
                         target.write(piece.data)
                         progress.advance(self.address, len(piece))
             finally:

@@ -16,7 +16,7 @@ from ranvier.weights.access import GOOD_PIECE, Transient
 from ranvier.weights.blob import Blob, Bytes, Range, check_range
 from ranvier.weights.cache import Download, Entry, check_room, digest
 from ranvier.weights.given import TEXT, TEXT_OR_NONE, Named
-from ranvier.weights.http import HttpFile, Remote, parsed, shown, strong
+from ranvier.weights.http import BEGINNING, Contradiction, HttpFile, Page, Remote, parsed, shown, strong
 from ranvier.weights.sources.base import Context
 from ranvier.weights.sources.kept import Version, cached, exists, fetched, mapped, mapped_of
 from ranvier.weights.together import AT_ONCE, Stop, together
@@ -24,7 +24,8 @@ from ranvier.weights.together import AT_ONCE, Stop, together
 
 @dataclass(frozen=True)
 class UrlSource(Checked):
-    """A file by its URL, with headers such as credentials; ``sha256`` is compared when it is downloaded."""
+    """A file by its URL, with headers such as credentials; ``sha256`` is compared with its bytes, those
+    in the cache too."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class UrlSource(Checked):
 
     def open(self, context: Context) -> Blob:
         entry = self._cached(context)
-        file = HttpFile(self.url, context.access, self.headers)
+        file = self._file(context)
         if entry is not None and (blob := mapped(entry, file.name)) is not None:
             return blob
         # a checksum is one of the whole; and a server that knows no ranges can give only the whole
@@ -71,31 +72,39 @@ class UrlSource(Checked):
         return (self._cached(context) or self._fetched(context)).path
 
     def exists(self, context: Context) -> bool:
-        return exists(context, self.address, lambda: self._version(context))
+        return exists(context, self.address, lambda: _version(self._file(context).look()))
 
-    def _version(self, context: Context) -> Version:
-        remote = HttpFile(self.url, context.access, self.headers).question()
-        return remote.etag, remote.size
+    def _file(self, context: Context) -> HttpFile:
+        return HttpFile(self.url, context.access, self.headers, self.format)
 
     def _cached(self, context: Context) -> Entry | None:
-        return cached(context, self.address, self.sha256, lambda: self._version(context))
+        return cached(context, self.address, self.sha256, lambda: _version(self._file(context).question()))
 
     def _fetched(self, context: Context) -> Entry:
-        file = HttpFile(self.url, context.access, self.headers)
-        return fetched(context, self.address, self.sha256, _downloads(file, context))
+        return fetched(
+            context, self.address, self.sha256, _downloads(self._file(context), context, proven=bool(self.sha256))
+        )
 
 
-def _downloads(file: HttpFile, context: Context) -> Download:
+def _version(remote: Remote) -> Version:
+    return remote.etag, remote.size
+
+
+def _downloads(file: HttpFile, context: Context, *, proven: bool) -> Download:
+    """``proven``: a checksum will tell whether it is whole."""
     access = context.access
 
     def download(part: Path, etag: str, remember: Callable[[str], None]) -> tuple[str, str]:
         known = etag
         told: int | None = None  # how far the progress has been told
+        whole = False  # whether it came in one answer, which need not say of how many bytes it is a part
 
         def attempt() -> None:
-            nonlocal known, told
+            nonlocal known, told, whole
             have = part.stat().st_size if part.exists() and strong(known) else 0
+            have = have if have >= BEGINNING else 0  # by which nobody could tell whether it is a page
             begin, size, found, pieces = file.stream(have, known)
+            whole = not begin
             if not begin:  # before its version is told: whatever comes in between, old bytes are not taken for new ones
                 part.unlink(missing_ok=True)
             if found != known:
@@ -122,8 +131,11 @@ def _downloads(file: HttpFile, context: Context) -> Download:
 
         try:
             access.attempts(file.shown, attempt)
-        except BaseException:
-            if not strong(known):  # nobody could go on with it, and where the disk is full it takes the last of it
+            if whole and not proven:
+                file.confirm(part.stat().st_size, known)
+        except BaseException as error:
+            # nobody could go on with it, and where the disk is full it takes the last of it
+            if not strong(known) or isinstance(error, Page | Contradiction):
                 part.unlink(missing_ok=True)
             raise
         finally:
