@@ -49,6 +49,15 @@ def flip(path: Path) -> None:
         file.write(bytes([last ^ 0x40]))
 
 
+def damaged(served: Served, tmp_path: Path, whole: bytes) -> tuple[UrlSource, Path]:
+    """A file with a checksum, and its copy in the cache, of which a byte is another."""
+    source = given(served, whole)
+    (path,) = loader(tmp_path).preload(source)
+    assert path is not None
+    flip(path)
+    return source, path
+
+
 def settled(path: Path) -> None:
     """As if nobody had written to it for a while: a file that was written to just now is read every time."""
     then = time.time_ns() - 10**10
@@ -75,10 +84,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_a_damaged_copy_of_a_file_with_a_checksum_is_fetched_again(
     served: Served, tmp_path: Path, whole: bytes
 ) -> None:
-    source = given(served, whole)
-    (path,) = loader(tmp_path).preload(source)
-    assert path is not None
-    flip(path)
+    source, path = damaged(served, tmp_path, whole)
     assert loader(tmp_path).load(source).tolist() == NUMBERS
     assert path.read_bytes() == whole
     flip(path)
@@ -105,10 +111,7 @@ def test_a_damaged_copy_without_the_network(served: Served, tmp_path: Path, whol
 def test_a_damaged_copy_goes_also_where_it_cannot_be_fetched_again(
     served: Served, tmp_path: Path, whole: bytes
 ) -> None:
-    source = given(served, whole)
-    (path,) = loader(tmp_path).preload(source)
-    assert path is not None
-    flip(path)
+    source, _ = damaged(served, tmp_path, whole)
     served.files.clear()
     with pytest.raises(WeightError, match="no such file"):
         loader(tmp_path).load(source)

@@ -48,11 +48,16 @@ class Gptq(Checked):
     }
     name: ClassVar[str] = "gptq"
 
+    def nearest(self, inputs: int) -> Integers:
+        """What rounds each weight of rows of so many by itself, to codes of the same kind."""
+        group = inputs if self.group == -1 else self.group
+        return Integers(self.bits, self.symmetric, "group", group, signed=False, fit=self.fit)
+
     def quantize(self, weights: Array, moments: InputMoments) -> Quantized:
         original, dtype = sampled(moments, "Gptq").weights(weights)
         inputs = original.shape[1]
-        group = inputs if self.group == -1 else self.group
-        scheme = Integers(self.bits, self.symmetric, "group", group, signed=False, fit=self.fit)
+        scheme = self.nearest(inputs)
+        group = scheme.group
         plain = replace(scheme.quantize(original), scheme=self.name, dtype=dtype)
         moments = moments.damped(self.damping)
         order = np.argsort(-np.diag(moments.second), kind="stable") if self.reorder else np.arange(inputs)

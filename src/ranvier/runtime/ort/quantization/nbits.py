@@ -14,7 +14,7 @@ from ranvier.errors import InvalidConfig, NotSupported
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.logs import warn_once
-from ranvier.quantize import Gptq, InputMoments, Integers
+from ranvier.quantize import Gptq, InputMoments
 from ranvier.runtime.ort.errors import raises_ort
 from ranvier.runtime.ort.quantization.chosen import Chosen
 from ranvier.runtime.ort.quantization.files import as_declared, checked_target, config_of, read_model, write_model
@@ -256,10 +256,8 @@ def _gptq(
         with named(those[0]):
             if joined.count:
                 known[key] = Coded(scheme.quantize(matrix, joined))
-                continue
-            # it reads no rows in any sample
-            nearest = Integers(scheme.bits, scheme.symmetric, "group", scheme.group, signed=False, fit=scheme.fit)
-            known[key] = Coded(nearest.quantize(matrix))
+            else:  # it reads no rows in any sample
+                known[key] = Coded(scheme.nearest(matrix.shape[1]).quantize(matrix))
     return known
 
 
