@@ -20,6 +20,7 @@ from ranvier.passes.loop_products import LoopProducts
 from ranvier.passes.manager import PassManager, PassReport, passes_for
 from ranvier.passes.modernise import Modernise
 from ranvier.passes.parallel_layers import ParallelLayers
+from ranvier.passes.subnormals import SubnormalWeights
 
 
 def default_passes() -> list[OptimizationPass]:
@@ -39,6 +40,7 @@ def default_passes() -> list[OptimizationPass]:
         FoldAffine(),
         LoopProducts(),
         ParallelLayers(),
+        SubnormalWeights(),
         DeadCode(),
         *fusion_passes(),
         FoldConstants(),
@@ -65,6 +67,7 @@ __all__ = [
     "PassManager",
     "PassReport",
     "RulePass",
+    "SubnormalWeights",
     "default_passes",
     "passes_for",
 ]
