@@ -185,6 +185,11 @@ def test_plain_lists_take_the_models_element_type() -> None:
     assert rv.load(two_outputs()).run({"x": [[1, 2, 3, 4]]})["z"].dtype == np.float32
 
 
+def test_the_order_of_onnx_runtime_is_told_from_ours() -> None:
+    with pytest.raises(InvalidInput, match=r"run\(inputs, outputs\)"):
+        rv.load(two_outputs()).run(None, {"x": np.zeros((1, 4), np.float32)})  # type: ignore[arg-type]
+
+
 def test_one_symbol_has_one_size() -> None:
     session = rv.load(model("g (float[n] a, float[n] b) => (float[n] y) { y = Add(a, b) }"))
     with pytest.raises(DimensionMismatch, match=r"dimension 'n' \(axis 0\) is 3, but 2 in input 'a'"):

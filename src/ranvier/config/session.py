@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ranvier.config.memory import MemoryConfig
 from ranvier.records import dataclass
-from ranvier.rules import Checked, Choice, Instance, Names, OptionsByName, Positive, Rule, Text, Whole
+from ranvier.rules import Checked, Choice, Flag, Instance, Names, OptionsByName, Positive, Rule, Text, Whole
 
 Level = Literal["none", "basic", "aggressive"]
 LEVELS: tuple[Level, ...] = ("none", "basic", "aggressive")
@@ -136,6 +136,7 @@ class SessionConfig(Checked):
     fold_limit: int = 1 << 24  # constant folding makes no constant larger than this many bytes
     plan_cache: int = 16  # how many shapes keep their plan
     symbol_bounds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    dims_apart: bool = False  # a name of a dimension that several inputs have may be another size in each
     limits: Limits = field(default_factory=Limits)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     fallback: str = "on"  # "off": only the first provider may run anything, and an absent one raises
@@ -158,6 +159,7 @@ class SessionConfig(Checked):
         "fold_limit": Whole(0, unit="bytes"),
         "plan_cache": Whole(1),
         "symbol_bounds": _Bounds(),
+        "dims_apart": Flag(),
         "limits": Instance(Limits),
         "memory": Instance(MemoryConfig),
         "fallback": Choice(FALLBACKS),

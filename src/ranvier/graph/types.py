@@ -50,8 +50,8 @@ class Type:
 
     __slots__ = ()
 
-    def bind(self, dims: Mapping[str, int]) -> Type:
-        """This type with symbols replaced by the sizes in ``dims``."""
+    def bind(self, dims: Mapping[str, Dim]) -> Type:
+        """This type with symbols replaced by what ``dims`` says: sizes, other symbols, or nothing known."""
         return self
 
     def merge(self, other: Type | None) -> Type:
@@ -99,7 +99,7 @@ class TensorType(Type):
         size = self.size
         return None if size is None or self.dtype is None else self.dtype.nbytes(size)
 
-    def bind(self, dims: Mapping[str, int]) -> TensorType:
+    def bind(self, dims: Mapping[str, Dim]) -> TensorType:
         if not dims or self.shape is None or not any(type(d) is Symbol for d in self.shape):
             return self
         return TensorType(self.dtype, tuple(dims.get(d.name, d) if isinstance(d, Symbol) else d for d in self.shape))
@@ -149,7 +149,7 @@ class _Wrapping(Type):
     def __init__(self, elem: Type | None) -> None:
         self.elem = elem
 
-    def bind(self, dims: Mapping[str, int]) -> Type:
+    def bind(self, dims: Mapping[str, Dim]) -> Type:
         return self if self.elem is None else type(self)(self.elem.bind(dims))
 
     def merge(self, other: Type | None) -> Type:

@@ -84,6 +84,10 @@ class Session:
         clock = Clock()
         self.graph = model if isinstance(model, Graph) else self._load(model, base_dir)
         apply_bounds(self.graph, self.config.symbol_bounds)
+        if self.config.dims_apart:
+            from ranvier.runtime.dims_apart import set_dims_apart  # few models need it
+
+            set_dims_apart(self.graph)
         clock.lap("load")
         loaded = len(self.graph)
         named = fitting(self.graph, self.config)
@@ -404,6 +408,9 @@ class Session:
         return compiled.plan(_key(values), types, dims, names, stay=stay)
 
     def _selected(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        if isinstance(outputs, Mapping):
+            way = "run(inputs, outputs) of a session; InferenceSession takes them in ONNX Runtime's order"
+            raise InvalidInput(f"outputs are names, got a mapping, which inputs are: {way}")
         for name in outputs:
             if not isinstance(name, str) or name not in self._outputs:
                 raise InvalidInput(f"the model has no output {name!r}{nearest(str(name), self._outputs)}")

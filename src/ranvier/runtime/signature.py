@@ -99,7 +99,7 @@ class Signature:
                 if first != have:
                     raise DimensionMismatch(
                         f"input {name!r}: dimension {want.name!r} (axis {axis}) is {have}, "
-                        f"but {first} in input {origin[want.name]!r}"
+                        f"but {first} in input {origin[want.name]!r}; dims_apart=True takes them for different sizes"
                     )
                 if not want.admits(have):
                     raise ShapeMismatch(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ranvier.config import SessionConfig
 from ranvier.devices import usable_cores
-from ranvier.errors import InvalidConfig, NotSupported, nearest
+from ranvier.errors import DimensionMismatch, InvalidConfig, NotSupported, RanvierError, nearest
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.graph.types import Type
@@ -79,6 +79,7 @@ class InferenceSession:
         self._options = SessionOptions() if sess_options is None else sess_options
         self._changes = _changes(kwargs)  # to the configuration that the options make
         self._lock = threading.Lock()
+        self._apart: _AdaptedSession | None = None  # with ``dims_apart``, where a call gave sizes that differ
         self._pool: ThreadPoolExecutor | None = None
         self._profiler: Profiler | None = None
         self._profiling_since = 0
@@ -102,14 +103,14 @@ class InferenceSession:
             self._changes.pop("providers", None)
             self._changes.pop("provider_options", None)
 
-    def _load(self) -> _AdaptedSession:
-        return _AdaptedSession(self._model, self._options.config(self._changes), self._options)
+    def _load(self, **changes: Any) -> _AdaptedSession:
+        return _AdaptedSession(self._model, self._options.config({**self._changes, **changes}), self._options)
 
     def _reload(self) -> None:
         old, new = self._session, self._load()
         if self._profiler is not None:
             new._attach(self._profiler)
-        self._session = new
+        self._session, self._apart = new, None
         old.close()
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class InferenceSession:
         return self._session.report
 
     def get_inputs(self) -> list[NodeArg]:
-        return [NodeArg.of(name, found) for name, found in self._session.inputs.items()]
+        return [NodeArg.of(name, self._session.given[name]) for name in self._session.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
         return [NodeArg.of(name, self._session.declared(name, found)) for name, found in self._session.outputs.items()]
@@ -221,8 +222,8 @@ class InferenceSession:
         if not iobinding.stays():
             iobinding.receive(dict(zip(names, self._run(names, given, run_options, iobinding.buffers()))))
             return
-        session = self._session
-        iobinding.receive(session.run_in_place(self._unwrapped(given), names, _checked(run_options)))
+        options, tensors = _checked(run_options), self._unwrapped(given)
+        iobinding.receive(self._asked(lambda session: session.run_in_place(tensors, names, options)))
         if run_options is None or run_options.get_run_config_entry(UNSYNCHRONIZED_ENTRY) != "1":
             iobinding.synchronize_outputs()
 
@@ -259,13 +260,34 @@ class InferenceSession:
         into: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         _checked(options)
-        session = self._session
         given = self._unwrapped(feed) if isinstance(feed, Mapping) else feed
         wanted = list(dict.fromkeys(names)) if names else None
-        results = session.run(given, wanted, options, into)
+        results = self._asked(lambda session: session.run(given, wanted, options, into))
         if options is not None and options.get_run_config_entry(SHRINK_ENTRY):
-            session.trim()
+            self._session.trim()
         return [results[name] for name in names] if names else list(results.values())
+
+    def _asked(self, call: Callable[[Session], dict[str, Any]]) -> dict[str, Any]:
+        """What the session answers. ONNX Runtime lets sizes differ that the model gives one name: where they do, and
+        the model can be run so, that is how it is run from then on."""
+        session = self._session
+        try:
+            return call(session)
+        except DimensionMismatch as error:
+            with self._lock:
+                if self._apart is None:
+                    self._apart = self._load(dims_apart=True)  # kept: who gives wrong sizes may do it again
+                other = self._apart
+            try:
+                found = call(other)
+            except RanvierError:
+                raise error from None
+            with self._lock:
+                if self._session is session:  # which is not closed: other threads may be in it
+                    self._session, self._apart = other, None
+                    if self._profiler is not None:
+                        other._attach(self._profiler)
+            return found
 
     def _unwrapped(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """What the session takes: tensors of a GPU that none of its providers uses come by way of the host."""
@@ -323,6 +345,7 @@ class _AdaptedSession(Session):
     def __init__(self, model: Any, config: SessionConfig, options: SessionOptions) -> None:
         self._adapt = options
         self._declared: dict[str, Type | None] = {}
+        self.given: dict[str, Type | None] = {}  # types of the inputs, with the names of dims that the model has
         super().__init__(model, config, base_dir=options.entry(BASE_DIR_ENTRY))
 
     def _load(self, model: Any, base_dir: str | os.PathLike[str] | None) -> Graph:
@@ -337,6 +360,7 @@ class _AdaptedSession(Session):
             fix_dims(graph, options.free_dimensions)
         declared: Mapping[str, Type | None] = graph.metadata["declared_outputs"]
         self._declared = {n: t.bind(fixed) for n, t in declared.items() if t is not None}
+        self.given = {value.name: value.type for value in graph.inputs}
         return graph
 
     def declared(self, name: str, found: Type | None) -> Type | None:
