@@ -231,6 +231,18 @@ def test_pytorch_with_what_stands_beside_tensors() -> None:
     np.testing.assert_array_equal(found["pairs"].astype(np.float32), [[0.5, 1.0, 1.5, 2.0], [3.0, 4.0, 6.0, -0.5]])
 
 
+def test_torchscript() -> None:
+    """Parameters and buffers by their names, and the tensors of its code by number; nothing of the code."""
+    expected = dict(np.load(DATA / "script.npz"))
+    found = LOADER.load_many(DATA / "script.pt")
+    assert found.keys() == {*expected, "constants.0", "constants.1"}
+    for key, array in expected.items():
+        assert found[key].dtype == array.dtype
+        np.testing.assert_array_equal(found[key], array, err_msg=key)
+    np.testing.assert_array_equal(found["constants.0"], [0.5, 0.5])
+    np.testing.assert_array_equal(found["constants.1"], [[2.0]])
+
+
 # -- GGUF -----------------------------------------------------------------------------------------------------------
 
 

@@ -353,19 +353,6 @@ def test_tensors_of_other_kinds_are_named(called: bytes, what: str) -> None:
         LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + called), "pytorch"))
 
 
-def test_what_newer_pickles_have_beside_tensors() -> None:
-    """Sets that stay as they are, bytes that do not, dates with their zone, arrays of NumPy."""
-    zone = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    for protocol in (2, 3, 4, 5):
-        beside = {"set": frozenset([1]), "bytes": bytearray(b"x"), "when": zone, "array": np.arange(3)}
-        program = pickle.dumps(beside, protocol=protocol)
-        assert not LOADER.metadata(MemorySource(torch_file(program), "pytorch")).tensors
-    layout = b"ctorch.serialization\n_get_layout\n(Vtorch.strided\ntR."
-    assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + layout), "pytorch")).tensors
-    path = b"cpathlib._local\nPosixPath\n(Va\ntR."  # as Python 3.13 names it
-    assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + path), "pytorch")).tensors
-
-
 def tensor_program(count: int, offset: int, shape: list[int], strides: list[int], rebuild: str = "_v2") -> bytes:
     """What torch writes for one float32 tensor, put together by hand."""
 
@@ -378,6 +365,74 @@ def tensor_program(count: int, offset: int, shape: list[int], strides: list[int]
     name = f"ctorch._utils\n_rebuild_tensor{rebuild}\n(".encode()
     call = name + storage + number(offset) + numbers[0] + numbers[1] + (b"\x89Nt" if rebuild else b"t") + b"R"
     return b"\x80\x02}Vw\n" + call + b"s."
+
+
+def script_file(program: bytes, constants: bytes = b"\x80\x02).", **members: bytes) -> bytes:
+    buffer = io.BytesIO(torch_file(program, **members))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr("m/constants.pkl", constants)
+    return buffer.getvalue()
+
+
+MODULE = b"c__torch__\nM\n)\x81"
+
+
+def test_modules_are_read_in_programs_alone() -> None:
+    program = b"\x80\x02" + MODULE + b"}b."
+    assert not LOADER.metadata(MemorySource(script_file(program), "pytorch")).tensors
+    with pytest.raises(WeightError, match=r"calls __torch__\.M"):
+        LOADER.metadata(MemorySource(torch_file(program), "pytorch"))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"cos\nsystem\n(Vls\ntR.",  # calls in a program are those of a checkpoint and no more
+        b"ctorch.jit._pickle\nbuild_intlist\n)R.",  # a list of nothing at all
+        MODULE + b"(Va\n]u.",  # items of an object
+        MODULE + b"}((K\1t](t]sb.",  # attributes whose names are no names
+        MODULE + b"q\0}Vself\nh\0sb.",  # an object in itself
+        MODULE + b"}Vw\n" + tensor_program(6, 0, [2, 3], [3, 1])[2 + len(b"}Vw\n") : -2] + b"sb.",  # storage missing
+    ],
+)
+def test_programs_that_are_none(program: bytes) -> None:
+    with pytest.raises(WeightError):
+        LOADER.metadata(MemorySource(script_file(b"\x80\x02" + program), "pytorch"))
+
+
+def test_constants_are_tensors_of_their_own_folder() -> None:
+    data = np.arange(6, dtype=np.float32).tobytes()
+    constants = tensor_program(6, 0, [6], [1])[len(b"\x80\x02}Vw\n") : -2] + b"\x85."
+    program = b"\x80\x02" + MODULE + b"}b."
+    with pytest.raises(WeightError, match="no data for storage"):
+        LOADER.metadata(MemorySource(script_file(program, constants, **{"0": data}), "pytorch"))
+    buffer = io.BytesIO(script_file(program, constants))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr("m/constants/0", data)
+    found = LOADER.load_many(MemorySource(buffer.getvalue(), "pytorch"))
+    np.testing.assert_array_equal(found["constants.0"], np.arange(6))
+
+
+def test_a_package_of_torch_is_named() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("m/.data/python_version", "3.11")
+        archive.writestr("m/models/model", b"\x80\x02N.")
+    with pytest.raises(WeightError, match=r"a package of torch\.package"):
+        LOADER.metadata(MemorySource(buffer.getvalue(), "pytorch"))
+
+
+def test_what_newer_pickles_have_beside_tensors() -> None:
+    """Sets that stay as they are, bytes that do not, dates with their zone, arrays of NumPy."""
+    zone = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    for protocol in (2, 3, 4, 5):
+        beside = {"set": frozenset([1]), "bytes": bytearray(b"x"), "when": zone, "array": np.arange(3)}
+        program = pickle.dumps(beside, protocol=protocol)
+        assert not LOADER.metadata(MemorySource(torch_file(program), "pytorch")).tensors
+    layout = b"ctorch.serialization\n_get_layout\n(Vtorch.strided\ntR."
+    assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + layout), "pytorch")).tensors
+    path = b"cpathlib._local\nPosixPath\n(Va\ntR."  # as Python 3.13 names it
+    assert not LOADER.metadata(MemorySource(torch_file(b"\x80\x02" + path), "pytorch")).tensors
 
 
 def test_tensors_stay_inside_their_storage() -> None:

@@ -31,6 +31,10 @@ class Call:
     arguments: tuple[Any, ...]
 
 
+class Attributes(dict[str, Any]):
+    """An object of a class that a format knows to be made of its attributes, and those."""
+
+
 _VALUES = {
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINFLOAT", "FLOAT", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING",
@@ -130,7 +134,10 @@ class _Machine:
                 raise WeightError(f"{self.label}: the pickle calls something that is not a name")
             stack.append(self.call(function.name, arguments))
         elif name == "BUILD":
-            self.pop()  # attributes of an object, such as a dictionary's notes: nothing here has any
+            state = self.pop()  # attributes of an object; those of a dictionary are notes, which nobody needs
+            target = self.top()
+            if isinstance(target, Attributes) and isinstance(state, dict):
+                target.update(mapping(state.items()))
         elif name in ("BINPERSID", "PERSID"):
             stack.append(self.persistent(self.pop() if name == "BINPERSID" else argument))
         else:

@@ -1,4 +1,5 @@
-"""PyTorch's ``.pt`` and ``.pth`` without PyTorch: the archive of today, and the stream of before version 1.6.
+"""PyTorch's ``.pt`` and ``.pth`` without PyTorch: the archive of today, the stream of before version 1.6, and what a
+TorchScript program keeps beside its code.
 
 The pickle inside is read as data (``pickles.py``); of the names it may call only those that rebuild tensors mean
 something (``torch_names.py``). Offsets, sizes and strides of every tensor are checked against the bytes of its storage.
@@ -15,12 +16,13 @@ from ranvier.errors import WeightError
 from ranvier.weights.blob import Blob, BlobReader, read_gathered
 from ranvier.weights.formats.base import Checkpoint, Opening
 from ranvier.weights.formats.pickles import read_pickle
-from ranvier.weights.formats.torch_names import Storage, View, rebuilt, storage_of
+from ranvier.weights.formats.torch_names import Storage, View, rebuilt, scripted, storage_of
 from ranvier.weights.formats.zips import Member, open_zip
 from ranvier.weights.stored import Stored, TensorInfo, Weight, checked_size
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
+_CONSTANTS = "constants"  # of a TorchScript program: tensors its code names by number
 _COUNT = 8  # bytes before a storage that say how many elements it has
 _DEEPEST, _MOST_STEPS = 64, 500_000
 _NAME_OF_A_STEP = 64  # characters of a name that count as one step more: names repeat those they are under
@@ -46,13 +48,12 @@ def _archive(blob: Blob, opening: Opening) -> Checkpoint:
     archive = open_zip(blob, opening.header_bytes)
     members = {member.filename: member for member in archive.infolist()}
     programs = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if any(name.endswith("/.data/python_version") for name in members):
+        raise WeightError(f"{blob.name!r} is a package of torch.package, models with their code; save a state_dict")
     if len(programs) != 1 or len(members) != len(archive.infolist()):
         raise WeightError(f"{blob.name!r} is no PyTorch checkpoint: one data.pkl expected, {len(programs)} found")
-    if f"{programs[0].removesuffix('data.pkl')}constants.pkl" in members:
-        raise WeightError(f"{blob.name!r} is a TorchScript program; export its state_dict or an ONNX model")
-    root, program = programs[0].removesuffix("data.pkl"), members[programs[0]]
-    if program.file_size > opening.header_bytes or program.compress_type:
-        raise WeightError(f"{blob.name!r}: data.pkl has {program.file_size} bytes, or is compressed")
+    root = programs[0].removesuffix("data.pkl")
+    is_script = f"{root}{_CONSTANTS}.pkl" in members
 
     def text(name: str) -> str:
         member = members.get(root + name)
@@ -64,7 +65,8 @@ def _archive(blob: Blob, opening: Opening) -> Checkpoint:
     opened: dict[str, Member] = {}
 
     def place(storage: Storage) -> tuple[Blob, int]:
-        member = members.get(f"{root}data/{storage.key}")
+        inside = "" if is_script and storage.key.startswith(f"{_CONSTANTS}/") else "data/"
+        member = members.get(f"{root}{inside}{storage.key}")
         if member is None:
             raise WeightError(f"{blob.name!r} has no data for storage {storage.key!r}")
         if member.file_size < storage.count * storage.dtype.numpy.itemsize:
@@ -73,9 +75,25 @@ def _archive(blob: Blob, opening: Opening) -> Checkpoint:
             opened[storage.key] = Member(blob, member)
         return opened[storage.key], 0
 
-    found = Member(blob, program)
-    stream = io.BytesIO(bytes(found.read(0, found.size)))
-    tree = read_pickle(stream, repr(blob.name), rebuilt(blob.name), storage_of(blob.name))
+    def pickled(name: str, persistent: Callable[[Any], Storage]) -> Any:
+        member = members[f"{root}{name}.pkl"]
+        if member.file_size > opening.header_bytes or member.compress_type:
+            raise WeightError(f"{blob.name!r}: {name}.pkl has {member.file_size} bytes, or is compressed")
+        found = Member(blob, member)
+        stream = io.BytesIO(bytes(found.read(0, found.size)))
+        return read_pickle(stream, repr(blob.name), (scripted if is_script else rebuilt)(blob.name), persistent)
+
+    storage = storage_of(blob.name)
+
+    def constant(identity: Any) -> Storage:
+        found = storage(identity)
+        return Storage(found.dtype, f"{_CONSTANTS}/{found.key}", found.count)
+
+    tree = pickled("data", storage)
+    if is_script:
+        constants = pickled(_CONSTANTS, constant)
+        if isinstance(tree, dict) and _CONSTANTS not in tree:
+            tree[_CONSTANTS] = constants
     big = text("byteorder").strip() == "big"
     return _checkpoint(blob, tree, place, opening, big)
 

@@ -8,7 +8,7 @@ from typing import Any
 from ranvier.dtypes import DType
 from ranvier.errors import WeightError
 from ranvier.records import dataclass
-from ranvier.weights.formats.pickles import Call, Global, mapping, shown
+from ranvier.weights.formats.pickles import Attributes, Call, Global, mapping, shown
 from ranvier.weights.stored import row_major
 
 _STORAGES = {
@@ -72,6 +72,7 @@ _OTHERS = {
 _QUANTIZED = {"QInt8Storage", "QUInt8Storage", "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"}
 _REBUILD = "torch._utils._rebuild_tensor"  # as versions before 0.4 wrote it; with "_v2" or "_v3" behind it since
 _PARAMETERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+_MODULES = ("__torch__.", "torch.jit._pickle.")  # classes of a TorchScript program, and what tells its types
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"
 _TYPES = {"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
 
@@ -149,6 +150,18 @@ def rebuilt(file: str) -> Callable[[str, tuple[Any, ...]], Any]:
             f"{file!r}: the pickle calls {function[:100]}, which a file of weights has no need of; "
             "save a state_dict, or tensors alone"
         )
+
+    return call
+
+
+def scripted(file: str) -> Callable[[str, tuple[Any, ...]], Any]:
+    """The same for a TorchScript program: its modules are their attributes, and lists say what they are lists of."""
+    plain = rebuilt(file)
+
+    def call(function: str, arguments: tuple[Any, ...]) -> Any:
+        if not function.startswith(_MODULES):
+            return plain(function, arguments)
+        return Attributes() if function.startswith(_MODULES[0]) else arguments[0]
 
     return call
 
