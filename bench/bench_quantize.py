@@ -44,7 +44,7 @@ COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
 _PICTURE = 28  # pixels along the shorter side, at least
 _LEAST_SAMPLES = 16
 _SAMPLES = {0.004: 256, 0.016: 128, 0.064: 32}  # by seconds of a run: steps, so that every run looks at the same ones
-_UNSEEN = 1000  # first seed of the samples that results are compared on
+UNSEEN = 1000  # first seed of the samples that results are compared on
 _CODES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
 
 
@@ -83,7 +83,7 @@ def sample(graph: Graph, case: catalogue.Case, seed: int) -> dict[str, Any]:
         if array.ndim == 4 and array.shape[1] in (1, 3) and min(array.shape[2:]) >= _PICTURE:
             uniform = re.match(r"uniform(?:\((.*), (.*)\))?", case.inputs.get(name, ""))
             low, high = (float(end or k) for k, end in enumerate(uniform.groups())) if uniform else (-2.0, 2.0)
-            picture = photograph(array.shape, np.random.default_rng(seed), unseen=seed >= _UNSEEN)
+            picture = photograph(array.shape, np.random.default_rng(seed), unseen=seed >= UNSEEN)
             found[name] = (low + (high - low) * picture).astype(array.dtype)
     return found
 
@@ -113,7 +113,7 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     graph = prepared(original, config)
     count = options.samples or affordable(graph, sample(graph, case, 1), config)
     known = [sample(graph, case, 1 + k) for k in range(count)]
-    unseen = [sample(graph, case, _UNSEEN + k) for k in range(count)]
+    unseen = [sample(graph, case, UNSEEN + k) for k in range(count)]
     wanted = None if options.all else COSINE
     how = Quantization(ranges=options.ranges, cosine=wanted, seconds=options.search, rest=options.rest, timed=True)
     start = time.perf_counter()

@@ -91,6 +91,14 @@ def test_a_report_without_samples_says_nothing_of_results(call_json, tmp_path: P
     assert {found[name] for name in ("difference", "seconds_before", "seconds_after", "speedup")} == {None}
 
 
+@pytest.mark.parametrize(("scheme", "most"), [("int4", 16), ("gptq", 128), ("awq", 128)])
+def test_what_looks_at_inputs_once_takes_more_samples(call_json, tmp_path: Path, scheme: str, most: int) -> None:
+    path, samples = model(tmp_path / "m.onnx"), tmp_path / "s.npz"
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((140, 3, 8, 8)).astype(np.float32))
+    given = ("quantize", path, "-o", tmp_path / "q.onnx", "--calib", samples, "--scheme", scheme, "--force")
+    assert call_json(*given)["samples"] == most
+
+
 @pytest.mark.parametrize("scheme, bits", [("gptq", 2), ("gptq", 8), ("awq", 8), ("awq", 4)])
 def test_bits_and_activations(call_json, tmp_path: Path, scheme: str, bits: int) -> None:
     path, samples, target = model(tmp_path / "m.onnx"), tmp_path / "s.npz", tmp_path / "q.onnx"

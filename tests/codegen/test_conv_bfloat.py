@@ -23,6 +23,7 @@ from ranvier.codegen.llvm.conv import (
     takes_bfloat,
     transposed_takes_bfloat,
 )
+from ranvier.codegen.llvm.conv.bfloat_plan import plan_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
@@ -249,6 +250,36 @@ def test_every_remainder(path: str) -> None:
             pads=(pad, 0, 1, pad),
         )
         run_case(case, PATHS[path], split=2, threads=int(rng.integers(1, 5)))
+
+
+@pytest.mark.parametrize("path", QUICK)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((1, 12, 40, 9), 12, (7, 1), pads=(51, 0, 51, 0), dilations=(17, 1)),  # copied whole
+        Case((2, 40, 60, 90), 20, (3, 3), pads=(24, 24, 24, 24), dilations=(24, 24)),  # bands of rows
+        Case((1, 300, 21, 30), 33, (3, 3), pads=(12, 12, 12, 12), dilations=(12, 12)),
+        Case((1, 64, 70, 70), 16, (5, 2), pads=(0, 3, 40, 0), dilations=(11, 4)),
+        Case((1, 6, 90, 120), 48, (5, 5), pads=(30, 30, 30, 30), dilations=(15, 1)),  # windows are gathered
+        Case((1, 3, 80, 200), 16, (3, 3), pads=(20, 1, 20, 1), dilations=(20, 1)),  # strips
+        Case((1, 64, 50, 50), 16, (3, 3), strides=(2, 2), pads=(12, 12, 12, 12), dilations=(13, 13)),
+    ],
+)
+def test_taps_that_are_far_apart(path: str, case: Case) -> None:
+    run_case(case, PATHS[path], split=2, threads=2)
+    run_case(case, PATHS[path])
+
+
+def test_rows_of_taps_far_apart_are_copied_alone() -> None:
+    """The copy of a block does not hold what lies between the rows of taps, unless that is all of a small image."""
+    far = Case((1, 512, 33, 33), 64, (3, 3), pads=(24, 24, 24, 24), dilations=(24, 24))
+    small = Case((1, 12, 128, 62), 12, (7, 1), pads=(51, 0, 51, 0), dilations=(17, 1))
+    for case, least, most in ((far, 0.2, 0.4), (small, 0.8, 1.0)):
+        shape = case.shape(np.zeros((case.cout, case.x[1], *case.kernel)))
+        sides = np.zeros(case.x, BFLOAT), np.zeros((1, case.cout, *shape.out[1:]), BFLOAT)
+        (x, _), (out, _) = (bound(channels_last(each), kind) for each, kind in zip(sides, ("input", "output")))
+        plan, _, _ = plan_of(x, out, shape, None, 1 << 16, 1)
+        assert least * (1 << 20) < plan.scratch < most * (1 << 20)
 
 
 def test_rows_too_long_for_a_block() -> None:

@@ -44,6 +44,7 @@ _COSINE = 0.999  # of results in 8 bits, unless asked otherwise
 _INT8_ALONE = ("ranges", "signed", "rest", "timed", "seconds")
 _WEIGHTS_ALONE = ("group", "bits", "activations")
 _FLOAT8 = ("fp8", "fp8_e5m2")
+_SAMPLES, _CALIBRATION = 16, 128  # runs at most: each trial of a search runs all, what looks at inputs does so once
 _NEARNESS = ("cosine", "max_error")
 _OF_RUNS = ("samples", "slower", "threads")  # runs are of samples
 
@@ -81,8 +82,7 @@ class _Named(_Choice):
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
+    show_default=f"{_SAMPLES}, {_CALIBRATION} with {' and '.join(CALIBRATED)}",
     help="Runs of the model to look at, at most.",
 )
 @click.option(
@@ -160,7 +160,7 @@ def command(
     target: Path,
     scheme: str,
     calib: Path | None,
-    samples: int,
+    samples: int | None,
     ranges: str,
     group: int,
     bits: str,
@@ -193,7 +193,8 @@ def command(
     alone = {"bits": int(bits), "activations": activations}
     options = Quantization(scheme, ranges, group, signed, keep=keep, slower=slower, **near, **alone)  # type: ignore[arg-type]
     graph = prepared(model, config)
-    feeds = [] if calib is None else feeds_of(graph, read_samples(calib), samples)
+    most = samples or (_CALIBRATION if scheme in CALIBRATED else _SAMPLES)
+    feeds = [] if calib is None else feeds_of(graph, read_samples(calib), most)
     problem = False
     with _bar(output, seconds) as (told, stepped):
         try:

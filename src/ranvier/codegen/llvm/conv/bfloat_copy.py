@@ -57,18 +57,20 @@ class Copier:
         given = self.enter("copy", ("source", "target"), ("oh0", "ow0", "rows", "columns"))
         f, at = self.f, self.at
         top, left = given["oh0"] * at["sh"] - at["ph"], given["ow0"] * at["sw"] - at["pw"]
-        height = (given["rows"] - 1) * at["sh"] + (at["kh"] - 1) * at["dh"] + 1
+        height = (given["rows"] - 1) * at["sh"] + (at["kh"] - 1) * at["spread"] + 1
         width = (given["columns"] - 1) * at["sw"] + (at["kw"] - 1) * at["dw"] + 1
         low = f.min_(f.max_(f.neg(left), 0), width)
         high = f.max_(f.min_(at["w"] - left, width), low)
         with f.loop(0, height) as r:
             place = f.rem(r, at["sh"]) * at["plane"] + f.div(r, at["sh"]) * at["copy_line"]
             line = f.gep(given["target"], place)
-            inside = f.cmp("ult", top + r, at["h"])
+            tap = f.div(r, at["band"])
+            row = top + (tap * at["dh"] + (r - tap * at["band"]))
+            inside = f.cmp("ult", row, at["h"])
             # where the row lies outside the image, all of it is padding
             first, last = f.select(inside, low, width), f.select(inside, high, width)
             self.clear(line, f.i64(0), first)
-            start = (top + r) * at["xh"] + (left + first) * at["xw"]
+            start = row * at["xh"] + (left + first) * at["xw"]
             pixels = f.gep(given["source"], start * self.item)
             target = f.gep(line, first * at["pixel"])
             if self.structure.planes:

@@ -7,7 +7,8 @@ The matrix unit wants its rows one stride apart, whole lines of the depth at a t
                 the copy holds as many pixels as its outputs times the stride, so that stepping over the end of one
                 row of outputs leads to the next: all pixels of a block are one stride apart, at the price of some
                 columns at the end of every row that are computed and dropped. With a stride, rows whose numbers leave
-                the same remainder lie together. A tap is an offset.
+                the same remainder lie together; where taps are further apart than a block is high, each row of taps has
+                a **band** of rows of its own, and what lies between is not copied. A tap is an offset.
     "gathered"  few channels: from such a copy, but with pixels side by side, windows are copied once more, each into a
                 row of its own
 
@@ -35,7 +36,7 @@ FIELDS = (
     *("line", "yn", "yh", "yw", "qh", "qw", "q0"),
     *("block_rows", "block_columns", "column_cuts", "oh", "ow"),
     *("xn", "xh", "xw", "xc", "h", "w", "kh", "kw", "sh", "sw", "dh", "dw", "ph", "pw"),
-    *("pixel", "copy_line", "plane", "joined", "runs", "run", "row_bytes"),
+    *("band", "spread", "pixel", "copy_line", "plane", "joined", "runs", "run", "row_bytes"),
     *("table_at", "copy_at", "rows_at"),
 )
 

@@ -146,7 +146,22 @@ def _even(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, th
         "column_cuts": cuts,
         "oh": height,
         "ow": width,
-        **dict.fromkeys(("pixel", "copy_line", "plane", "joined", "runs", "run", "row_bytes", "copy_at", "rows_at"), 0),
+        **dict.fromkeys(
+            (
+                "band",
+                "spread",
+                "pixel",
+                "copy_line",
+                "plane",
+                "joined",
+                "runs",
+                "run",
+                "row_bytes",
+                "copy_at",
+                "rows_at",
+            ),
+            0,
+        ),
     }
     count = -(-height // block_rows) * cuts
     scratch = TABLE_AT + LINE
@@ -194,6 +209,7 @@ class _Block:
     plane: int
     copy: int  # bytes
     gathered: int
+    band: int  # rows of the copy from one row of taps to the next, where they have bands of their own; else 0
 
     def count(self) -> int:
         return (self.rows - 1) * self.line + self.columns
@@ -201,19 +217,20 @@ class _Block:
 
 def _block(shape: ConvShape, depth: Depth, rows: int, columns: int) -> _Block:
     (kh, kw), (sh, sw), (dh, dw) = shape.kernel[1:], shape.strides[1:], shape.dilations[1:]
-    height = (rows - 1) * sh + (kh - 1) * dh + 1
+    band = rows if kh > 1 and dh > rows and sh == 1 else 0
+    height = (rows - 1) * sh + (kh - 1) * (band or dh) + 1
     width = (columns - 1) * sw + (kw - 1) * dw + 1
     pixel = depth.pixel * 2
     if depth.kind == "gathered":
         line = -(-(width * pixel + _SLACK) // LINE) * LINE
         room = rows * columns * _row_bytes(depth) + LINE
-        return _Block(rows, columns, columns, sh * line, line, height * line + _SLACK, room)
+        return _Block(rows, columns, columns, sh * line, line, height * line + _SLACK, room, band)
     whole = -(-width // sw) * sw
     line, high = whole * pixel, -(-height // sh)
     plane = high * line + (_SLACK if depth.kind == "strip" else 0)
     # the rows of a last tile that do not exist are read too
     beyond = (ROWS + kw * dw) * sw * pixel + _SLACK
-    return _Block(rows, columns, whole // sw, line, plane, sh * plane + beyond, 0)
+    return _Block(rows, columns, whole // sw, line, plane, sh * plane + beyond, 0, band)
 
 
 def _row_bytes(depth: Depth) -> int:
@@ -250,6 +267,8 @@ def _copied(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, 
         "column_cuts": cuts,
         "oh": height,
         "ow": width,
+        "band": block.band or _MANY,
+        "spread": block.band or shape.dilations[1],
         "pixel": pixel,
         "copy_line": block.copy_line,
         "plane": block.plane,
@@ -280,6 +299,7 @@ def _offsets(shape: ConvShape, depth: Depth, block: _Block) -> tuple[tuple[int, 
     """Where segments begin in the copy, seen from the first pixel of a row; or runs of elements, and how long those
     are, where windows are gathered."""
     (kh, kw), sh, (dh, dw) = shape.kernel[1:], shape.strides[1], shape.dilations[1:]
+    dh = block.band or dh
     pixel = depth.pixel * 2
     across = 1 if dw == 1 and depth.kind != "lines" else kw
     if depth.kind == "gathered":
@@ -310,22 +330,29 @@ def _best_block(shape: ConvShape, depth: Depth, weights: int, threads: int) -> _
     panels, most = _panels(shape), _results(shape, weights)
     per_tile = panels * (steps * _TILE_STEP + _CALL)
     per_block = weights / shape.group / LINE * (_FAR_LINE if weights > _WEIGHTS_NEAR else _NEAR_LINE)
-    best, least = _block(shape, depth, 1, width), float("inf")
-    for rows in range(1, height + 1):
-        block = _block(shape, depth, rows, width)
-        if rows > 1 and (_size(block) > _NEAR or block.count() > max(4 * ROWS, most)):
-            break
-        count = -(-height // rows)
-        if count < wanted and panels < -(-wanted // count) and rows > 1:
-            continue
-        last = _block(shape, depth, height - (count - 1) * rows, width)
-        cost = 0.0
+
+    def cost(block: _Block) -> float:
+        count = -(-height // block.rows)
+        if count < wanted and panels < -(-wanted // count) and block.rows > 1:
+            return float("inf")
+        last = _block(shape, depth, height - (count - 1) * block.rows, width)
+        found = 0.0
         for times, each in ((count - 1, block), (1, last)):
             tiles = -(-each.count() // ROWS)
-            lines = (each.copy + each.gathered) / LINE
-            cost += times * (tiles * per_tile + lines * _COPY_LINE + per_block)
-        if cost < least:
-            best, least = block, cost
+            found += times * (tiles * per_tile + _size(each) / LINE * _COPY_LINE + per_block)
+        return found
+
+    best = _block(shape, depth, 1, width)
+    least = cost(best)
+    for rows in range(2, height + 1):
+        block = _block(shape, depth, rows, width)
+        if _size(block) > _NEAR or block.count() > max(4 * ROWS, most):
+            break
+        if (found := cost(block)) < least:
+            best, least = block, found
+    whole = _block(shape, depth, height, width)
+    if best.band and _size(whole) <= _MOST and cost(whole) < least:
+        return whole  # which copies no row twice
     return best
 
 
