@@ -94,7 +94,7 @@ def test_a_report_without_samples_says_nothing_of_results(call_json, tmp_path: P
 @pytest.mark.parametrize(("scheme", "most"), [("int4", 16), ("gptq", 128), ("awq", 128)])
 def test_what_looks_at_inputs_once_takes_more_samples(call_json, tmp_path: Path, scheme: str, most: int) -> None:
     path, samples = model(tmp_path / "m.onnx"), tmp_path / "s.npz"
-    np.savez(samples, x=np.random.default_rng(0).standard_normal((140, 3, 8, 8)).astype(np.float32))
+    np.savez(samples, x=np.random.default_rng(0).standard_normal((130 * 8, 3, 8, 8)).astype(np.float32))
     given = ("quantize", path, "-o", tmp_path / "q.onnx", "--calib", samples, "--scheme", scheme, "--force")
     assert call_json(*given)["samples"] == most
 
