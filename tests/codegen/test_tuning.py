@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from ranvier.codegen import tuning, tuning_store
-from ranvier.codegen.launch import KernelSpec, Launch
+from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm import cache
 from ranvier.codegen.llvm.isa import named
+from ranvier.codegen.llvm.joined import joined
 from ranvier.codegen.llvm.program import SERIAL_NS, chunked, estimated_ns
-from ranvier.codegen.llvm.sharing import paced, tuned_sharing
+from ranvier.codegen.llvm.sharing import mark_far, paced, tuned_sharing
+from ranvier.codegen.storage import Storage
 from ranvier.codegen.tuning_store import Entry
 from ranvier.varying import Span, follow
 
@@ -97,6 +99,28 @@ def test_slower_arithmetic_is_shared_earlier() -> None:
     wide, neon = named("avx512", "x86_64"), named("neon", "aarch64")
     assert [chunked(each, 2)[1] > 1 for isa in (wide, neon) for each in paced([launch], isa)] == [False, True]
     assert [estimated_ns(each) for each in paced([launch], neon)] == [estimated_ns(launch) / neon.pace]
+
+
+def test_weights_that_no_cache_holds_are_shared_earlier() -> None:
+    """442 KB of weights are a matter of microseconds where they are near, and of tens where all of 20 MB are read."""
+    spec = KernelSpec("kernel", ("kernel",), lambda *_: None)
+    out = Storage("output", 8)
+
+    def reading(nbytes: int, traffic: float, rounds: int = 1) -> Launch:
+        weights = Storage("const", nbytes)
+        return Launch(spec, (At(weights), At(out)), (), 64, (out,), flops=1e5, traffic=traffic, rounds=rounds)
+
+    small = [reading(442_000, 450_000) for _ in range(48)]
+    others = [reading(442_000, 2_000_000), reading(442_000, 450_000, rounds=9)]
+    mark_far([*small[:8], *others])
+    assert not any(each.far for each in [*small, *others]), "4 MB stay near"
+    mark_far([*small[:8] * 6, *others])
+    assert not any(each.far for each in small), "the same weights count once"
+    assert [chunked(each, 2)[1] for each in small] == [1] * 48
+    mark_far([*small, *others])
+    assert all(each.far for each in small) and not any(each.far for each in others)
+    assert all(chunked(each, 2)[1] > 2 for each in small)
+    assert small[0].labelled("x").far and joined(small[:2]).far
 
 
 # -- on disk ----------------------------------------------------------------------------------------------------------

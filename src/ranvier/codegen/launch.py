@@ -86,6 +86,7 @@ class Launch:
     # its tiles are to be worked on in order.
     rounds: int = 1
     rate: float = 1.0  # operations in the time of a float32 one of the machine that the driver's constants are of
+    far: bool = False  # its constants come from behind the second-level cache in every run
     origin: object = field(default=None, compare=False, hash=False)  # what could make it again for a part of the work
 
     @property
@@ -107,5 +108,6 @@ class Launch:
             label,
             self.rounds,
             self.rate,
+            self.far,
             self.origin,
         )

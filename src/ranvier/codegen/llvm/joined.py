@@ -67,6 +67,7 @@ def joined(launches: Sequence[Launch], *, in_turns: bool = False) -> Launch:
         traffic=traffic,
         label=" + ".join(dict.fromkeys(each.label for each in launches)),
         rate=flops / effort if effort else 1.0,
+        far=any(each.far for each in launches),
     )
 
 

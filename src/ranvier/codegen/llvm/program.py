@@ -337,7 +337,7 @@ def slice_tiles(launch: Launch, beside: float, isa: Isa) -> int:
 
 def estimated_ns(launch: Launch) -> float:
     """How long a launch takes on one core, roughly."""
-    near = launch.traffic / launch.rounds <= NEAR_BYTES
+    near = not launch.far and launch.traffic / launch.rounds <= NEAR_BYTES
     moving = launch.traffic / (NEAR_BYTES_PER_NS if near else BYTES_PER_NS)
     return max(launch.flops / (FLOPS_PER_NS * launch.rate), moving)
 

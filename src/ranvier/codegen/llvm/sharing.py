@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ranvier.codegen import tuning
-from ranvier.codegen.launch import Launch
+from ranvier.codegen.launch import At, Launch
+from ranvier.codegen.llvm import turning
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.program import FLOPS_PER_NS, SERIAL_NS, estimated_ns
 
@@ -18,6 +19,20 @@ def paced(launches: Sequence[Launch], isa: Isa) -> Sequence[Launch]:
     if isa.pace == 1.0:
         return launches
     return [replace(each, rate=each.rate * isa.pace) for each in launches]
+
+
+def mark_far(launches: Sequence[Launch]) -> None:
+    """Say which steps read little but constants that no cache still has from the run before: those of all steps
+    together are more than stays. A small step may be worth a second thread then."""
+    constants = [
+        {b.storage: b.storage.nbytes for b in each.buffers if isinstance(b, At) and b.storage.kind == "const"}
+        for each in launches
+    ]
+    if sum({storage: size for found in constants for storage, size in found.items()}.values()) <= turning.MOST_BYTES:
+        return
+    for each, found in zip(launches, constants):
+        if each.rounds == 1 and 2 * sum(found.values()) > each.traffic:
+            each.far = True
 
 
 def tuned_sharing(launch: Launch) -> Launch:

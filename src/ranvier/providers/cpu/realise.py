@@ -11,7 +11,7 @@ from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.realiser import BaseRealiser
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
-from ranvier.codegen.llvm.sharing import paced, tuned_sharing
+from ranvier.codegen.llvm.sharing import mark_far, paced, tuned_sharing
 from ranvier.codegen.loops.ir import Epilogue, Expr, Nest
 from ranvier.codegen.loops.shorten import for_bfloat16, of_bfloat16
 from ranvier.codegen.storage import View
@@ -54,6 +54,8 @@ class Realiser(BaseRealiser):
                 self.done.decisions = self._consultation.decisions
         if any(each.origin is not None for each in launches) and not following():
             self._chain()
+        if self.threads > 1:
+            mark_far(self.done.launches)
         if self.target.joined_products:
             self._join_products()
         if not self.done.decisions and not following():  # which count launches in the order they have
