@@ -33,5 +33,5 @@ def make_values_distinct(graph: Graph, first: Iterable[Value] = ()) -> None:
 def make_nodes_distinct(graph: Graph) -> None:
     """Nodes without a name are called by their operator and result."""
     names = Names()
-    for node in graph:
+    for node in graph.all_nodes():
         node.name = names.unique(node.name or f"{node.op}:{node.output.name}")

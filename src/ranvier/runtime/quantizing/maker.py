@@ -44,7 +44,16 @@ from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_w
 from ranvier.runtime.session import Session
 
 # what makes layers plain and keeps a graph that any runtime reads
-_PREPARE = ("dead_code", "fold_shapes", "fold_constants", "cancel", "common_subexpressions", "fold_affine")
+_PREPARE = (
+    "loop_invariants",
+    "loop_products",
+    "dead_code",
+    "fold_shapes",
+    "fold_constants",
+    "cancel",
+    "common_subexpressions",
+    "fold_affine",
+)
 
 
 OPSET = 21  # for models whose own is older than the least; runtimes of 2024 read it
@@ -186,7 +195,16 @@ class Maker:
 
     def sites_of(self, graph: Graph) -> list[Site]:
         """The layers that the scheme codes, but for those of experts and recurrent ones."""
-        return dynamic_sites(graph) if self._dynamic else find_sites(graph, products_only=not self.static)
+        if self._dynamic:
+            return dynamic_sites(graph)
+        return find_sites(graph, products_only=not self.static, bodies=not self.static)
+
+    def _nearest_codes(self) -> dict[str, str]:
+        """Layers that GPTQ or AWQ was asked for and no sample reached, by name, and the scheme they have instead."""
+        if self.options.scheme not in CALIBRATED:
+            return {}
+        made = {site.name: self._known.get((site.weight.name, site.outputs)) for site in self.sites}
+        return {name: x.codes.scheme for name, x in made.items() if x is not None and x.codes.scheme not in CALIBRATED}
 
     def recurrent_of(self, graph: Graph) -> list[Node]:
         return find_recurrent(graph) if self.static or self._dynamic else []
@@ -249,8 +267,9 @@ class Maker:
             if sums:
                 self.rounding = Rounding(moments, self.options.fit)
         elif self.options.scheme in CALIBRATED:
-            self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
-            readers = {s.data.name: s.name for s in self.sites}
+            seen = [s for s in self.sites if s.graph is self.graph]
+            self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in seen}
+            readers = {s.data.name: s.name for s in seen}
             rows = self._experts.rows(self.left)
 
             def gather(name: str, x: np.ndarray[Any, Any]) -> None:

@@ -177,7 +177,8 @@ class Quantizer(Maker):
         layers += [(node.name, node, recurrent_weights(node)) for node in self.recurrent_of(self.graph)]
         experts = {layer.name: layer for layer in self._experts.layers}
         layers += [(layer.name, layer.node, layer.weights) for layer in experts.values()]
-        made = {node.name: node for node in graph}
+        nearest = self._nearest_codes()
+        made = {node.name: node for node in graph.all_nodes()}
         for name, node, weights in layers:
             size = sum(value.const.nbytes for value in weights if value.const is not None)
             why = "it saved no time" if name in self._codable else "it hurt the results"
@@ -185,7 +186,11 @@ class Quantizer(Maker):
             reason = "asked for" if name in self.kept else hurt
             scheme, after = "float32", size
             if not reason:
-                scheme, reason = self._experts.told(experts[name]) if name in experts else (self.options.scheme, "")
+                scheme, reason = (
+                    self._experts.told(experts[name])
+                    if name in experts
+                    else (nearest.get(name, self.options.scheme), "")
+                )
                 after = _coded_bytes(made.get(coded_name(name), made.get(name, node)))
             found.append(LayerReport(name, node.op, scheme, size, after, errors.get(name), reason))
         return found

@@ -30,6 +30,12 @@ class Site:
         return self.node.name or self.node.output.name
 
     @property
+    def graph(self) -> Graph:
+        """The one it stands in: the model's, or a body."""
+        assert self.node.graph is not None
+        return self.node.graph
+
+    @property
     def data(self) -> Value:
         found = self.node.inputs[0]
         assert found is not None
@@ -80,9 +86,9 @@ def named_in_errors(layer: str, what: str = "its weights") -> contextlib.Abstrac
     return noted_in_errors(f"layer {layer!r}, {what}; `keep` leaves a layer as it is")
 
 
-def find_sites(graph: Graph, *, products_only: bool = False) -> list[Site]:
-    """The layers of a graph in order; bodies of loops and branches are left alone."""
-    found = (_site(node) for node in graph)
+def find_sites(graph: Graph, *, products_only: bool = False, bodies: bool = False) -> list[Site]:
+    """The layers of a graph in order; ``bodies``: also those in bodies of loops and branches."""
+    found = (_site(node) for node in (graph.all_nodes() if bodies else graph))
     return [site for site in found if site is not None and not (products_only and site.inner is None)]
 
 

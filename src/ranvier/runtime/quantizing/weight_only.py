@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.tensors import ConstTensor
 from ranvier.passes.edit import builder, bypass
 from ranvier.quantize import Awq, Gptq, InputMoments, Integers, Quantized, scheme
 from ranvier.quantize.schemes import added_names, takes
@@ -67,6 +68,8 @@ def quantize_weights(
             read = dict.fromkeys(site.data.name for site in those)
             with named_in_errors(those[0].name):
                 found = [each for data in read if (each := (moments or {}).get(data)) is not None]
+                if any(site.graph is not graph for site in those):  # what is read in bodies was not looked at
+                    found = [InputMoments(those[0].matrix.shape[1])] * (name in CALIBRATED)
                 known[key] = codes_of(np.ascontiguousarray(those[0].matrix), name, group, found, bits)
         _write(those, known[key], level)
 
@@ -115,9 +118,7 @@ def _write(sites: Sequence[Site], coded: Coded, level: int) -> None:
 
 def _nbits(sites: Sequence[Site], found: Coded, level: int) -> None:
     form = nbits_form(found.codes, level)
-    stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
-    names = ("codes", "scale", "zero")
-    weights = [first.constant(array, f"{stem}.{name}") for array, name in zip(form.operands, names)]
+    weights = _constants(sites, form.operands, ("codes", "scale", "zero"))
     for site in sites:
         ops = builder(site.node, ORIGIN)
         data = site.data
@@ -133,8 +134,7 @@ def _nbits(sites: Sequence[Site], found: Coded, level: int) -> None:
 
 def _bnb4(sites: Sequence[Site], coded: Quantized) -> None:
     form = bnb4_form(coded)
-    stem, first = sites[0].weight.name, builder(sites[0].node, ORIGIN)
-    weights = [first.constant(array, f"{stem}.{name}") for array, name in zip(form.operands, ("codes", "absmax"))]
+    weights = _constants(sites, form.operands, ("codes", "absmax"))
     for site in sites:
         ops = builder(site.node, ORIGIN)
         made = ops.node(form.op, [site.data, *weights], dict(form.attrs), domain=form.domain, version=1)
@@ -143,15 +143,22 @@ def _bnb4(sites: Sequence[Site], coded: Quantized) -> None:
 
 def _float8(sites: Sequence[Site], coded: Quantized) -> None:
     """The weights of layers behind one DequantizeLinear."""
-    axis, stem, first = sites[0].outputs, sites[0].weight.name, builder(sites[0].node, ORIGIN)
-    back = first.DequantizeLinear(
-        first.constant(np.ascontiguousarray(coded.codes.T if axis == 1 else coded.codes), f"{stem}.codes"),
-        first.constant(coded.scales.reshape(-1), f"{stem}.scale"),
-        axis=axis,
-        _name=f"{sites[0].name}.weight.dequantize",
-    )
+    axis = sites[0].outputs
+    codes = np.ascontiguousarray(coded.codes.T if axis == 1 else coded.codes)
+    operands = _constants(sites, (codes, coded.scales.reshape(-1)), ("codes", "scale"))
+    back: dict[Graph, Value] = {}  # by the graph that reads it: one body does not see what another computes
     for site in sites:
-        site.node.set_input(1, back)
+        if site.graph not in back:
+            ops = builder(site.node, ORIGIN)
+            back[site.graph] = ops.DequantizeLinear(*operands, axis=axis, _name=f"{site.name}.weight.dequantize")
+        site.node.set_input(1, back[site.graph])
+
+
+def _constants(sites: Sequence[Site], arrays: Iterable[Array], names: Iterable[str]) -> list[Value]:
+    """Where the weights are that they stand for, so that whoever reads those sees them too."""
+    weight = sites[0].weight
+    assert weight.owner is not None
+    return [weight.owner.add_constant(ConstTensor.of(x), f"{weight.name}.{name}") for x, name in zip(arrays, names)]
 
 
 def put_instead(node: Node, made: Node, bias: Value | None = None) -> None:
