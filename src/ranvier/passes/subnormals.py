@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 _AT_ONCE = 1 << 15  # numbers looked at together: they and what is made of them stay in the second-level cache
-_FRACTIONS = 0x00FF_FFFF  # twice the bits of the largest subnormal number, plus one
+_EXPONENT, _FRACTION = 0x7F80_0000, 0x007F_FFFF
 
 
 class SubnormalWeights:
@@ -79,9 +79,8 @@ def without_subnormals(array: Array) -> Array | None:
     for start in range(0, bits.size, _AT_ONCE):
         part = bits[start : start + _AT_ONCE]
         found = room[: part.size]
-        np.left_shift(part, 1, out=found)  # the sign goes
-        np.subtract(found, 1, out=found)  # zero becomes the largest number
-        if found.min() < _FRACTIONS:
+        np.bitwise_and(part, _EXPONENT, out=found)
+        if not found.min() and np.any(part[found == 0] & _FRACTION):
             cleared = np.array(array)
             np.multiply(cleared, 0, out=cleared, where=np.abs(cleared) < np.finfo(np.float32).tiny)
             return cleared

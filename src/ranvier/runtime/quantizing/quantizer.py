@@ -186,11 +186,9 @@ class Quantizer(Maker):
             reason = "asked for" if name in self.kept else hurt
             scheme, after = "float32", size
             if not reason:
-                scheme, reason = (
-                    self._experts.told(experts[name])
-                    if name in experts
-                    else (nearest.get(name, self.options.scheme), "")
-                )
+                scheme = nearest.get(name, self.options.scheme)
+                if name in experts:
+                    scheme, reason = self._experts.told(experts[name])
                 after = _coded_bytes(made.get(coded_name(name), made.get(name, node)))
             found.append(LayerReport(name, node.op, scheme, size, after, errors.get(name), reason))
         return found

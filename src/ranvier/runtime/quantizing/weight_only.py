@@ -66,11 +66,11 @@ def quantize_weights(
     for key, those in sharing.items():
         if key not in known:
             read = dict.fromkeys(site.data.name for site in those)
+            inside = any(site.graph is not graph for site in those)  # no sample was looked at there
             with named_in_errors(those[0].name):
                 found = [each for data in read if (each := (moments or {}).get(data)) is not None]
-                if any(site.graph is not graph for site in those):  # what is read in bodies was not looked at
-                    found = [InputMoments(those[0].matrix.shape[1])] * (name in CALIBRATED)
-                known[key] = codes_of(np.ascontiguousarray(those[0].matrix), name, group, found, bits)
+                how = f"uint{bits}" if inside and name in CALIBRATED else name
+                known[key] = codes_of(np.ascontiguousarray(those[0].matrix), how, group, found, bits)
         _write(those, known[key], level)
 
 
