@@ -27,6 +27,9 @@ Order of memory: a worker's results become visible by its (releasing) addition t
 (acquiring) before it opens the next step by a releasing store that workers acquire. Sleeping needs more: the caller
 stores the ticket and then reads SLEEPERS, the worker adds to SLEEPERS and then reads the ticket, all sequentially
 consistent, so one of the two sees the other.
+
+A program may want **subnormal numbers taken for zeros** (FLUSH): how a thread computes is a word of its own, so the
+caller sets it for the run and a worker for each chunk, and both put back what was there.
 """
 
 from __future__ import annotations
@@ -34,16 +37,16 @@ from __future__ import annotations
 import sys
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm import atomics, objects, system
+from ranvier.codegen.llvm import atomics, objects, rounding_mode, system
 from ranvier.codegen.llvm.apart import emit_apart
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
 
-VERSION = 8  # of the code below: part of its key
+VERSION = 9  # of the code below: part of its key
 
 # A program: words of its head, words of a step.
 STEPS, TABLE, ENTRIES, ENTRY_COUNT, BASES, CLOCK, SCRATCH, STRIDE, ARRAY_TYPE, HEAD_WORK = range(10)
-TURNS, RUNS, HEAD_WORDS = range(10, 13)  # whether any step has slices, and the runs so far where one has
+TURNS, RUNS, FLUSH, HEAD_WORDS = range(10, 14)  # whether any step has slices, and the runs so far where one has
 KERNEL, BUFFERS, DIMS, TILES, GRAIN, CHUNKS, WORK, ROUNDS, SLICE, STEP_WORDS = range(10)
 # TILES and CHUNKS are those of one round. SLICE: tiles of a slice, 0 where the step is walked forwards in every run.
 PLACED_CHUNKS = 31
@@ -62,6 +65,7 @@ STEP_STRIDE = STEP_SCRATCH + 8
 STEP_LIMIT = STEP_STRIDE + 8  # threads allowed, the caller among them
 STEP_ABORT = STEP_LIMIT + 8  # the address of the run's abort flag, or 0
 STEP_FIRST = STEP_ABORT + 8  # the first tile of the open round
+STEP_FLUSH = STEP_FIRST + 8  # whether subnormal numbers are zeros to it
 LOCK = 384  # held by the caller whose program runs
 LAST_END = 392  # when the last run ended; the holder of the lock writes it
 SLEEPERS = 512
@@ -111,7 +115,7 @@ def _low(f: Fn, value: Val) -> Val:
     return f.and_(value, _LOW)
 
 
-def _emit_share(m: Module, symbol: str) -> str:
+def _emit_share(m: Module, symbol: str, isa: Isa) -> str:
     """``i64 share(pool, slot)``: run chunks of the open step until none is left; returns how many it ran."""
     name = f"{symbol}_share"
     f = m.function(name, [("i64", "pool"), ("i64", "slot")], "i64", internal=True, optimized=False)
@@ -125,6 +129,7 @@ def _emit_share(m: Module, symbol: str) -> str:
         kernel, buffers, dims, tiles, grain, chunks, _, _, _, scratch, stride, limit, abort, first = (
             atomics.load(f, "i64", f.gep(pool, STEP + 8 * k), "monotonic") for k in range(STEP_WORDS + 5)
         )
+        flush = atomics.load(f, "i64", f.gep(pool, STEP_FLUSH), "monotonic")
         w.until(f.cmp("uge", slot, limit))
         chunk, less = f.var("i64", chunks - left), f.var("i64", 1)
         with f.if_(f.cmp("sle", chunks, PLACED_CHUNKS)):
@@ -137,8 +142,8 @@ def _emit_share(m: Module, symbol: str) -> str:
         with f.if_(taken):
             begin = first + chunk.get() * grain
             end = f.min_(begin + grain, first + tiles)
-            with f.if_(f.cmp("eq", _aborted(f, abort), 0)):  # else the chunk only counts as done
-                _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)
+            with f.if_(f.cmp("eq", _aborted(f, abort), 0)), rounding_mode.flushing(f, isa, flush):
+                _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)  # else it only counts as done
             count.set(count.get() + 1)
     f.ret(count.get())
     return name
@@ -197,7 +202,7 @@ def _emit_wake(m: Module, symbol: str) -> str:
 
 
 def _emit_worker(m: Module, symbol: str, isa: Isa) -> None:
-    share = _emit_share(m, symbol)
+    share = _emit_share(m, symbol, isa)
     f = m.function(symbol, [("i64", "pool"), ("i64", "slot")], "i64", optimized=False)
     pool, slot = atomics.pointer(f, f.args["pool"]), f.args["slot"]
     can_sleep = system.futex()[1] != 0
@@ -267,7 +272,8 @@ def _emit_run(m: Module, symbol: str, isa: Isa, lists: bool) -> None:
             base = f.load("i64", f.gep(workspace, f.load("i64", entry), "i64"))
             f.store(base + f.load("i64", f.gep(entry, 8)), f.gep(block, k, "i64"))
         helpers = _emit_join(f, wake, program, _word(f, call, POOL), _word(f, call, THREADS))
-        _emit_steps(f, program, call, block, helpers, together, reached)
+        with rounding_mode.flushing(f, isa, _word(f, program, FLUSH)):
+            _emit_steps(f, program, call, block, helpers, together, reached)
         _emit_leave(f, helpers)
     f.ret(reached.get())
 
@@ -340,7 +346,7 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
     clock = f.load("ptr", f.gep(program, 8 * CLOCK))
     block_at = f.emit("i64", f"ptrtoint ptr {block.name} to i64")
     scratch = _word(f, call, WORKSPACE) + _word(f, program, SCRATCH)
-    stride = _word(f, program, STRIDE)
+    stride, flush = _word(f, program, STRIDE), _word(f, program, FLUSH)
     index = f.var("i64", 0)
     with f.while_() as w:
         w.only(f.cmp("slt", index.get(), steps))
@@ -355,7 +361,7 @@ def _emit_steps(f: Fn, program: Val, call: Val, block: Val, helpers: Val, togeth
             f.store(system.emit_now(f, clock), times)
         threads = f.var("i64", 1)
         with f.if_else(f.and_(f.cmp("ne", helpers, 0), f.cmp("sgt", chunks, 1))) as other:
-            threads.set(f.call(together, "i64", [helpers, *words, scratch, stride, limit, abort]))
+            threads.set(f.call(together, "i64", [helpers, *words, scratch, stride, limit, abort, flush]))
             other()
             with f.if_else(f.and_(back, f.and_(f.cmp("ne", slice_, 0), f.cmp("eq", abort, 0)))) as forwards:
                 left = f.var("i64", tiles)
@@ -392,17 +398,19 @@ def _emit_turn(f: Fn, program: Val) -> Val:
 
 
 def _emit_together(m: Module, symbol: str, isa: Isa, wake: str) -> str:
-    """``i64 together(pool, step…, scratch, stride, threads, abort)``: open a step, round by round, and see it through;
-    returns how many took part."""
-    share = _emit_share(m, symbol)
+    """``i64 together(pool, step…, scratch, stride, threads, abort, flush)``: open a step, round by round, and see it
+    through; returns how many took part."""
+    share = _emit_share(m, symbol, isa)
     name = f"{symbol}_together"
     step = ("kernel", "buffers", "dims", "tiles", "grain", "chunks", "work", "rounds", "slice")
     words = (*step, "scratch", "stride", "threads", "abort")
-    f = m.function(name, [("i64", n) for n in ("pool", *words)], "i64", internal=True, optimized=False)
+    names = ("pool", *words, "flush")
+    f = m.function(name, [("i64", n) for n in names], "i64", internal=True, optimized=False)
     pool_at, chunks, rounds = (f.args[n] for n in ("pool", "chunks", "rounds"))
     pool = atomics.pointer(f, pool_at)
     for k, word in enumerate(words):
         atomics.store(f, f.args[word], f.gep(pool, STEP + 8 * k), "monotonic")
+    atomics.store(f, f.args["flush"], f.gep(pool, STEP_FLUSH), "monotonic")
     free = f.select(f.cmp("sle", chunks, PLACED_CHUNKS), f.shl(f.i64(1), chunks) - 1, chunks)
     most, number = f.var("i64", 0), f.var("i64", 0)
     with f.while_() as each:

@@ -159,7 +159,13 @@ class NativeProgram:
     """A compiled list of steps; immutable, so several threads may run it at the same time (each with its own arena)."""
 
     def __init__(
-        self, launches: Sequence[Launch], places: Mapping[Storage, Placement], isa: Isa, *, bases: int
+        self,
+        launches: Sequence[Launch],
+        places: Mapping[Storage, Placement],
+        isa: Isa,
+        *,
+        bases: int,
+        flush: bool = False,  # subnormal numbers are zeros
     ) -> None:
         # launches of a form share the objects for their micro-kernels, dozens each: those are looked up once
         codes = {id(b): b for launch in launches for b in launch.buffers if type(b) is Code}
@@ -192,6 +198,7 @@ class NativeProgram:
         head[driver.SCRATCH] = self._pointers
         head[driver.STRIDE] = self._stride
         head[driver.ARRAY_TYPE] = id(np.ndarray)
+        head[driver.FLUSH] = int(flush)
         head[driver.TURNS] = int(table[:, driver.SLICE].any())
         self._settle(0)
         self._function: Any = _function(True)[1] if objects.readable() else None

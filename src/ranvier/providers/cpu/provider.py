@@ -40,16 +40,19 @@ class CpuOptions:
     the price of a slightly larger rounding error. ``tuned``: decisions that ``ranvier tune`` found to be faster.
     ``int8_activations``: products with weights of few bits round their other operand to 8 bits, in groups like the
     weights', whatever accuracy their nodes ask for. ``joined_products``: products of one tensor, such as Q, K and V of
-    attention, are one step for all threads where that is quicker."""
+    attention, are one step for all threads where that is quicker. ``flush_subnormals``: numbers below 2^-126 are zeros
+    as operands and results, which saves time where there are many, as in recurrent layers and filters that hear nothing
+    for long; they are computed as IEEE 754 has it otherwise."""
 
     isa: str = ""
     winograd: bool = True
     tuned: bool = True
     int8_activations: bool = False
     joined_products: bool = True
+    flush_subnormals: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("winograd", "tuned", "int8_activations", "joined_products"):
+        for name in ("winograd", "tuned", "int8_activations", "joined_products", "flush_subnormals"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"CpuOptions: {name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.isa, str):
@@ -97,7 +100,8 @@ class CpuProvider:
         ranges = part.graph.metadata.get(LARGEST_VALUES)
         tuned = (tuning.given_table() or tuning_store.table(chosen.key, threads)) if options.tuned else None
         how = (options.winograd, precision, ctx.config.keep_f32, ranges, tuned)
-        target = Target(chosen, threads, *how, options.int8_activations, options.joined_products)
+        more = options.int8_activations, options.joined_products, options.flush_subnormals
+        target = Target(chosen, threads, *how, *more)
         return CpuKernel(part, ctx, target, ctx.allocator or self._allocator)
 
     def allocator(self) -> PoolAllocator:

@@ -81,6 +81,7 @@ class Specialised:
         self.constants = sum(array.nbytes for array in self._keep)
         self.threads = target.threads
         self._isa = target.isa
+        self._flush = target.flush_subnormals
         self._bases = FIRST_INPUT + count + len(part.outputs)
         self._ns = sum(map(estimated_ns, self.launches))
         self._entered = self._ns <= _ENTRY_NS and prepared()  # nobody could end such a run before its time either
@@ -123,7 +124,7 @@ class Specialised:
         return True
 
     def _native(self, launches: Sequence[Launch]) -> NativeProgram:
-        return NativeProgram(launches, self.places, self._isa, bases=self._bases)
+        return NativeProgram(launches, self.places, self._isa, bases=self._bases, flush=self._flush)
 
     def run(self, inputs: list[Array], outputs: list[Array], arena: int, times: Array | None = None) -> None:
         """Outputs from C-contiguous inputs, over ``workspace`` bytes at the address ``arena``.

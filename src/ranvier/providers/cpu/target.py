@@ -106,7 +106,7 @@ class Target:
     names fit a pattern of ``keep_f32`` are left as they are; ``ranges`` are the largest absolute values seen of
     tensors, by name, which float16 needs to know. ``tuning`` holds decisions that were measured.
     ``int8_activations``: what meets weights of few bits may be rounded to 8 bits. ``joined_products``: those of one
-    tensor may be one step.
+    tensor may be one step. ``flush_subnormals``: code takes them for zeros.
     """
 
     isa: Isa
@@ -118,6 +118,7 @@ class Target:
     tuning: Table | None = None
     int8_activations: bool = False
     joined_products: bool = True
+    flush_subnormals: bool = False
 
     @property
     def narrow(self) -> DType | None:

@@ -57,13 +57,13 @@ BASE_DIR_ENTRY = "session.model_external_initializers_file_folder_path"
 EXTERNAL_NAME_ENTRY = "session.optimized_model_external_initializers_file_name"
 FOLD_LIMIT_ENTRY = "optimization.constant_folding_max_output_size_in_bytes"
 NO_FALLBACK_ENTRY = "session.disable_cpu_ep_fallback"
-_HONOURED = (BASE_DIR_ENTRY, EXTERNAL_NAME_ENTRY, FOLD_LIMIT_ENTRY, NO_FALLBACK_ENTRY)
+SUBNORMALS_ENTRY = "session.set_denormal_as_zero"
+_HONOURED = (BASE_DIR_ENTRY, EXTERNAL_NAME_ENTRY, FOLD_LIMIT_ENTRY, NO_FALLBACK_ENTRY, SUBNORMALS_ENTRY)
 
 # Entries that change what a model computes or how it is stored, with the one value that is the same here.
 _FIXED = {
     "session.load_model_format": "ONNX",
     "session.save_model_format": "ONNX",
-    "session.set_denormal_as_zero": "0",
     "optimization.enable_gelu_approximation": "0",
     "optimization.disable_specified_optimizers": "",
     "ep.context_enable": "0",
@@ -239,7 +239,11 @@ class SessionOptions:
         fold_limit = self.entry(FOLD_LIMIT_ENTRY)
         if fold_limit is not None:
             changes["fold_limit"] = _number(FOLD_LIMIT_ENTRY, fold_limit)
-        return SessionConfig.default(**{"preset": self.preset or None, **changes, **self._own, **(more or {})})
+        changes = {"preset": self.preset or None, **changes, **self._own, **(more or {})}
+        if self.entry(SUBNORMALS_ENTRY) == "1":
+            given = dict(changes.get("provider_options") or {})
+            changes["provider_options"] = {**given, "cpu": {"flush_subnormals": True, **given.get("cpu", {})}}
+        return SessionConfig.default(**changes)
 
     def __repr__(self) -> str:
         given = {**{k: v for k, v in self.__dict__.items() if k in _ORT_NAMES}, **self._own}
