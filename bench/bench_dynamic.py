@@ -28,10 +28,10 @@ from onnxruntime.quantization import quantize_dynamic
 from rich.console import Console
 from rich.table import Table
 
-from bench.bench_quantize import coded, sample
+from bench.bench_quantize import coded, of_real_models, sample
 from ranvier.cli.suites import catalogue
 from ranvier.config import SessionConfig
-from ranvier.errors import InvalidConfig, RanvierError
+from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
@@ -169,17 +169,12 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     logging.disable(logging.WARNING)
-    rows: list[Row] = []
-    left_out: dict[str, str] = {}
-    for case in catalogue.cases(["real"], options.only, Path()):
-        if case.path is None:
-            left_out[case.name] = case.missing
-            continue
+
+    def in_a_folder(case: catalogue.Case) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                rows += measure(case, options, Path(folder))
-            except RanvierError as error:
-                left_out[case.name] = str(error).splitlines()[0]
+            return measure(case, options, Path(folder))
+
+    rows, left_out = of_real_models(options.only, in_a_folder)
     if options.json:
         found = [asdict(row) | {"speed": row.speed, "against": row.against} for row in rows]
         print(json.dumps({"models": found, "left_out": left_out}))

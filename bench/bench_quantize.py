@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -41,6 +41,7 @@ from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.session import Session
 
 COSINE, AGREEMENT, SPEED = 0.999, 0.99, 1.5
+R = TypeVar("R")
 _PICTURE = 28  # pixels along the shorter side, at least
 _LEAST_SAMPLES = 16
 _SAMPLES = {0.004: 256, 0.016: 128, 0.064: 32}  # by seconds of a run: steps, so that every run looks at the same ones
@@ -185,6 +186,21 @@ def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
         console.print(f"{name}: {why}")
 
 
+def of_real_models(only: Sequence[str], measure: Callable[[catalogue.Case], list[R]]) -> tuple[list[R], dict[str, str]]:
+    """What is measured of the models there are, and why of others not, by their names."""
+    rows: list[R] = []
+    left_out: dict[str, str] = {}
+    for case in catalogue.cases(["real"], only, Path()):
+        if case.path is None:
+            left_out[case.name] = case.missing
+            continue
+        try:
+            rows += measure(case)
+        except RanvierError as error:
+            left_out[case.name] = str(error).splitlines()[0]
+    return rows, left_out
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--only", action="append", default=[], help="patterns of names")
@@ -197,16 +213,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
-    rows: list[Quantized] = []
-    left_out: dict[str, str] = {}
-    for case in catalogue.cases(["real"], options.only, Path()):
-        if case.path is None:
-            left_out[case.name] = case.missing
-            continue
-        try:
-            rows += measure(case, options)
-        except RanvierError as error:
-            left_out[case.name] = str(error).splitlines()[0]
+    rows, left_out = of_real_models(options.only, lambda case: measure(case, options))
     if options.json:
         found = [asdict(row) | {"speed": row.speed, "accurate": accurate(row.difference)} for row in rows]
         print(json.dumps({"models": found, "left_out": left_out}))

@@ -14,17 +14,16 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.bench_quantize import UNSEEN, coded, sample
+from bench.bench_quantize import UNSEEN, coded, of_real_models, sample
 from ranvier.cli.suites import catalogue
 from ranvier.config import SessionConfig
-from ranvier.errors import InvalidConfig, RanvierError
+from ranvier.errors import InvalidConfig
 from ranvier.formats import onnx as onnx_format
 from ranvier.graph.ir import Graph
 from ranvier.quantize import InputMoments
@@ -117,16 +116,7 @@ def main() -> None:
     arguments.add_argument("--group", type=int, default=32)
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
-    rows: list[Layer] = []
-    left_out: dict[str, str] = {}
-    for case in catalogue.cases(["real"], options.only, Path()):
-        if case.path is None:
-            left_out[case.name] = case.missing
-            continue
-        try:
-            rows += measure(case, options)
-        except RanvierError as error:
-            left_out[case.name] = str(error).splitlines()[0]
+    rows, left_out = of_real_models(options.only, lambda case: measure(case, options))
     if options.json:
         print(json.dumps({"layers": [asdict(row) for row in rows], "left_out": left_out}))
     else:
