@@ -37,7 +37,7 @@ from __future__ import annotations
 import sys
 
 from ranvier.codegen.launch import KernelSpec
-from ranvier.codegen.llvm import atomics, objects, rounding_mode, system
+from ranvier.codegen.llvm import atomics, objects, subnormals, system
 from ranvier.codegen.llvm.apart import emit_apart
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var
 from ranvier.codegen.llvm.isa import Isa
@@ -142,8 +142,9 @@ def _emit_share(m: Module, symbol: str, isa: Isa) -> str:
         with f.if_(taken):
             begin = first + chunk.get() * grain
             end = f.min_(begin + grain, first + tiles)
-            with f.if_(f.cmp("eq", _aborted(f, abort), 0)), rounding_mode.flushing(f, isa, flush):
-                _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)  # else it only counts as done
+            # a chunk of a run that was aborted only counts as done
+            with f.if_(f.cmp("eq", _aborted(f, abort), 0)), subnormals.flushing(f, isa, flush):
+                _call(f, kernel, buffers, dims, begin, end, scratch + slot * stride)
             count.set(count.get() + 1)
     f.ret(count.get())
     return name
@@ -272,7 +273,7 @@ def _emit_run(m: Module, symbol: str, isa: Isa, lists: bool) -> None:
             base = f.load("i64", f.gep(workspace, f.load("i64", entry), "i64"))
             f.store(base + f.load("i64", f.gep(entry, 8)), f.gep(block, k, "i64"))
         helpers = _emit_join(f, wake, program, _word(f, call, POOL), _word(f, call, THREADS))
-        with rounding_mode.flushing(f, isa, _word(f, program, FLUSH)):
+        with subnormals.flushing(f, isa, _word(f, program, FLUSH)):
             _emit_steps(f, program, call, block, helpers, together, reached)
         _emit_leave(f, helpers)
     f.ret(reached.get())

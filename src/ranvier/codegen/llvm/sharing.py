@@ -10,6 +10,7 @@ from ranvier.codegen.launch import At, Launch
 from ranvier.codegen.llvm import turning
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.program import FLOPS_PER_NS, SERIAL_NS, estimated_ns
+from ranvier.codegen.storage import Storage
 
 _LEAST, _MOST = 0.2, 8.0  # times what is thought to be worth it: below and above there is no question
 
@@ -25,14 +26,17 @@ def mark_far(launches: Sequence[Launch]) -> None:
     """Say which steps read little but constants that no cache still has from the run before: those of all steps
     together are more than stays. A small step may be worth a second thread then."""
     constants = [
-        {b.storage: b.storage.nbytes for b in each.buffers if isinstance(b, At) and b.storage.kind == "const"}
-        for each in launches
+        {b.storage for b in each.buffers if isinstance(b, At) and b.storage.kind == "const"} for each in launches
     ]
-    if sum({storage: size for found in constants for storage, size in found.items()}.values()) <= turning.MOST_BYTES:
+    if _bytes(set().union(*constants)) <= turning.MOST_BYTES:
         return
     for each, found in zip(launches, constants):
-        if each.rounds == 1 and 2 * sum(found.values()) > each.traffic:
+        if each.rounds == 1 and 2 * _bytes(found) > each.traffic:
             each.far = True
+
+
+def _bytes(storages: set[Storage]) -> int:
+    return sum(storage.nbytes for storage in storages)
 
 
 def tuned_sharing(launch: Launch) -> Launch:

@@ -107,11 +107,15 @@ class InferenceSession:
         return _AdaptedSession(self._model, self._options.config({**self._changes, **changes}), self._options)
 
     def _reload(self) -> None:
-        old, new = self._session, self._load()
-        if self._profiler is not None:
-            new._attach(self._profiler)
-        self._session, self._apart = new, None
+        old = self._session
+        self._take(self._load())
         old.close()
+
+    def _take(self, session: _AdaptedSession) -> None:
+        """Let it be the one that runs, in the place of the one before."""
+        if self._profiler is not None:
+            session._attach(self._profiler)
+        self._session, self._apart = session, None
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -284,9 +288,7 @@ class InferenceSession:
                 raise error from None
             with self._lock:
                 if self._session is session:  # which is not closed: other threads may be in it
-                    self._session, self._apart = other, None
-                    if self._profiler is not None:
-                        other._attach(self._profiler)
+                    self._take(other)
             return found
 
     def _unwrapped(self, feed: Mapping[str, Any]) -> dict[str, Any]:

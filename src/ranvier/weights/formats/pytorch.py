@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ranvier.errors import WeightError
@@ -87,7 +88,7 @@ def _archive(blob: Blob, opening: Opening) -> Checkpoint:
 
     def constant(identity: Any) -> Storage:
         found = storage(identity)
-        return Storage(found.dtype, f"{_CONSTANTS}/{found.key}", found.count)
+        return replace(found, key=f"{_CONSTANTS}/{found.key}")
 
     tree = pickled("data", storage)
     if is_script:

@@ -25,6 +25,11 @@ _RESULTS_NEAR = 128 << 10  # bytes of results of a block: panel after panel writ
 _SLACK = 4 * LINE  # what a copied row may write beyond its end
 _LEAST = 2e7  # operations that are worth a tile of their own
 _MANY = 1 << 40
+# numbers of the driver that an input which is read where it lies has no use for
+_OF_A_COPY = (
+    *("band", "spread", "pixel", "copy_line", "plane", "joined", "runs", "run", "row_bytes"),
+    *("copy_at", "rows_at"),
+)
 # cycles
 _TILE_STEP = 64.0  # of 32 rows, 32 columns and a step
 _CALL = 260.0  # beside that: sums through scratch, epilogue, store
@@ -146,22 +151,7 @@ def _even(x: View, shape: ConvShape, depth: Depth, plain: bool, weights: int, th
         "column_cuts": cuts,
         "oh": height,
         "ow": width,
-        **dict.fromkeys(
-            (
-                "band",
-                "spread",
-                "pixel",
-                "copy_line",
-                "plane",
-                "joined",
-                "runs",
-                "run",
-                "row_bytes",
-                "copy_at",
-                "rows_at",
-            ),
-            0,
-        ),
+        **dict.fromkeys(_OF_A_COPY, 0),
     }
     count = -(-height // block_rows) * cuts
     scratch = TABLE_AT + LINE

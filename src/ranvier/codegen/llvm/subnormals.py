@@ -1,4 +1,4 @@
-"""How a thread computes with floats: the word that says whether subnormal numbers count, and code that sets it."""
+"""Code that takes subnormal numbers for zeros: the word of a thread that says so, set and put back."""
 
 from __future__ import annotations
 
