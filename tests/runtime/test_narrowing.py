@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import ranvier as rv
 from ranvier.codegen.llvm import isa
@@ -182,6 +182,40 @@ def test_a_session_keeps_what_its_sample_asks_for(tmp_path: Path) -> None:
     np.savez(tmp_path / "sample.npz", x=x)
     again, from_file = error(calibration=tmp_path / "sample.npz", max_error=0.02)
     assert again == close and from_file.config.keep_f32 == session.config.keep_f32
+
+
+def in_a_branch(made: onnx.ModelProto) -> onnx.ModelProto:
+    """The network as what a branch computes."""
+    inner, kind = made.graph, TensorProto.BOOL
+    then = helper.make_graph(inner.node, "then", [], inner.output, inner.initializer)
+    minus = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["n"])], "else", [], [helper.make_tensor_value_info("n", 1, None)]
+    )
+    node = helper.make_node("If", ["up"], ["z"], "if", then_branch=then, else_branch=minus)
+    inputs = [*inner.input, helper.make_tensor_value_info("up", kind, [])]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("z", 1, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@needs_products
+def test_nodes_in_branches_are_told_of_and_kept() -> None:
+    made, x = network(scale=50.0)
+    feed = {"x": x, "up": np.array(True)}
+    exact = rv.load(made, providers=["cpu"]).run({"x": x})["y"]
+
+    def error(**options: Any) -> tuple[float, rv.Session]:
+        session = rv.load(in_a_branch(made), providers=["cpu", "reference"], precision="bf16", **options)
+        return float(np.abs(session.run(feed)["z"] - exact).max() / np.abs(exact).max()), session
+
+    off, session = error()
+    kinds = {name: found.computes for name, found in session.report.precisions.items()}
+    assert off > 0.02 and {name for name, kind in kinds.items() if kind == "bf16"} == {"first", "second[*]", "third"}
+    assert session.report.by_precision()["bf16"] == 3 and ", 3 bf16" in str(session.report)
+    assert [node.name for node in session.report.nodes] == ["if"], "which a provider placed as one"
+    close, session = error(calibration=feed, max_error=0.02)
+    kinds = {name: found.computes for name, found in session.report.precisions.items()}
+    assert close <= 0.02 and kinds["second[*]"] == "f32" and "bf16" in kinds.values()
+    assert "kept in float32" in session.report.calibration
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -289,6 +289,15 @@ class TellsPrecision(Protocol):
 
 
 @runtime_checkable
+class RunsBodies(Protocol):
+    """A compiled kernel that has bodies of control flow run for it (:attr:`CompileContext.body`)."""
+
+    def bodies(self) -> Sequence[BodyRunner]:
+        """Those it has made so far."""
+        ...
+
+
+@runtime_checkable
 class TellsDecisions(Protocol):
     """A compiled kernel whose planners may take decisions from a table (:mod:`ranvier.codegen.tuning`)."""
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from ranvier.devices import CPU, Device
 from ranvier.errors import InvalidValue
-from ranvier.graph.ir import Node, Value
+from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.types import TensorType
 from ranvier.ops import registry
+from ranvier.ops.allocation import check_result
 from ranvier.providers.base import (
     BodyRunner,
     Claim,
@@ -70,7 +71,7 @@ class ReferenceProvider:
 
     def compile(self, part: Subgraph, ctx: CompileContext) -> ReferenceKernel:
         (node,) = part.nodes
-        return ReferenceKernel(node, part, ctx)
+        return (BranchKernel if _is_branch(node) else ReferenceKernel)(node, part, ctx)
 
     def allocator(self) -> PoolAllocator:
         return self._allocator
@@ -108,6 +109,9 @@ class ReferenceKernel:
         self._calls, self._seconds = 0, 0.0
         self._lock = threading.Lock()
 
+    def bodies(self) -> Sequence[BodyRunner]:
+        return tuple(self._bodies.values())
+
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
     ) -> None:
@@ -128,19 +132,13 @@ class ReferenceKernel:
             if position >= len(results):
                 name = self.definition.name
                 raise InvalidValue(f"{name}: gave {len(results)} results, output {position} is used", op=name)
-            result = results[position]
-            buffer = outputs[k]
-            if buffer is None:
-                outputs[k] = _owned(result, operands)
-            elif result is buffer:
-                pass
-            elif isinstance(result, np.ndarray) and result.shape == buffer.shape and result.dtype == buffer.dtype:
-                np.copyto(buffer, result)
-            else:  # the model's declared shapes were wrong; what was computed counts
-                outputs[k] = _owned(result, operands)
+            _hand_out(results[position], outputs, k, operands)
+        self._count(time.perf_counter() - started)
+
+    def _count(self, seconds: float) -> None:
         with self._lock:
             self._calls += 1
-            self._seconds += time.perf_counter() - started
+            self._seconds += seconds
 
     @property
     def source(self) -> str:
@@ -171,6 +169,51 @@ class ReferenceKernel:
     def stats(self) -> KernelStats:
         with self._lock:
             return KernelStats(self._calls, self._seconds)
+
+
+class BranchKernel(ReferenceKernel):
+    """An If: all there is to find out is which body runs. Models whose every call asks have it as the shortest way."""
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
+    ) -> None:
+        started = time.perf_counter()
+        operands = [None if k is None else inputs[k] for k in self._operands]
+        condition = operands[0]
+        if not isinstance(condition, np.ndarray) or condition.size != 1:
+            super().__call__(inputs, outputs, workspace, dims)  # and say what is wrong
+            return
+        branch = self._attrs["then_branch" if condition.item() else "else_branch"]
+        results = self._bodies[id(branch)]([], {value: inputs[k] for value, k in self._captures})
+        for k, position in enumerate(self._positions):
+            check_result(results[position], "If")
+            _hand_out(results[position], outputs, k, operands)
+        self._count(time.perf_counter() - started)
+
+
+def _is_branch(node: Node) -> bool:
+    """Whether a node is an If as it should be, and means what the standard says."""
+    if node.op != "If" or len(node.inputs) != 1:
+        return False
+    from ranvier.ops.flow.control import if_  # only here: few models have one
+
+    if registry.get(node.domain, node.op, node.version) is not if_:
+        return False
+    bodies = [node.attrs.get(name) for name in ("then_branch", "else_branch")]
+    return all(isinstance(body, Graph) and len(body.outputs) >= len(node.outputs) for body in bodies)
+
+
+def _hand_out(result: Any, outputs: list[Any], k: int, operands: Sequence[Any]) -> None:
+    """A result where it is wanted: in the buffer that is there for it, if it has its type and shape."""
+    buffer = outputs[k]
+    if buffer is None:
+        outputs[k] = _owned(result, operands)
+    elif result is buffer:
+        pass
+    elif isinstance(result, np.ndarray) and result.shape == buffer.shape and result.dtype == buffer.dtype:
+        np.copyto(buffer, result)
+    else:  # the model's declared shapes were wrong; what was computed counts
+        outputs[k] = _owned(result, operands)
 
 
 def _owned(result: Any, operands: Sequence[Any]) -> Any:

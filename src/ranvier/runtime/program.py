@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from ranvier.providers.base import (
     Narrowable,
     PooledAllocator,
     Profiled,
+    RunsBodies,
     SelfContained,
 )
 from ranvier.records import dataclass
@@ -142,6 +143,17 @@ def compile_parts(
             raise PartFailed(part, error) from error
         compiled.append(CompiledPart(part, kernel))
     return compiled
+
+
+def kernels_of(parts: Iterable[CompiledPart]) -> Iterator[CompiledKernel]:
+    """The kernels of parts, and of bodies that those run, as far as these were made."""
+    from ranvier.runtime.body import Body
+
+    for each in parts:
+        yield each.kernel
+        for body in each.kernel.bodies() if isinstance(each.kernel, RunsBodies) else ():
+            if isinstance(body, Body):
+                yield from kernels_of(body.program.parts)
 
 
 def provider_options(provider: ExecutionProvider, given: Mapping[str, Any]) -> Any:

@@ -15,10 +15,11 @@ from ranvier.graph.ir import Node, Value
 from ranvier.graph.types import TensorType, Type
 from ranvier.ops import TypeInference
 from ranvier.passes.manager import PassReport
-from ranvier.providers.base import TellsDecisions, TellsJoined, TellsPrecision
+from ranvier.providers.base import NodePrecision, TellsDecisions, TellsJoined, TellsPrecision
 from ranvier.providers.own_memory import TellsCaptures
 from ranvier.records import dataclass
 from ranvier.runtime.compiled import Compiled
+from ranvier.runtime.program import kernels_of
 from ranvier.runtime.transfer import HOST, TransferCount, TransferCounts, space_of
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Report:
     fallbacks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # what type inference could not make sense of
     precision: str = "float32"  # what the session allows
+    precisions: dict[str, NodePrecision] = field(default_factory=dict)  # by name, of nodes in bodies too
     refused: str = ""  # why a provider does not make use of it
     calibration: str = ""  # what a sample told about it
     constants: str = ""  # what is said of inputs whose defaults were taken for constants
@@ -126,8 +128,8 @@ class Report:
 
     def by_precision(self) -> Counter[str]:
         """How many nodes compute in what, and how many results are stored in 16 bits; of those it is known of."""
-        found = Counter(node.precision for node in self.nodes if node.precision)
-        found.update(f"stored in {n.stored}" for n in self.nodes if n.stored not in ("", "f32"))
+        found = Counter(each.computes for each in self.precisions.values() if each.computes)
+        found.update(f"stored in {each.stores}" for each in self.precisions.values() if each.stores not in ("", "f32"))
         return found
 
     def moved(self) -> list[TransferCount]:
@@ -254,7 +256,7 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
     def type_of(value: Value) -> Type | None:
         return known.get(value) or value.type
 
-    told = _precisions(report, compiled)
+    report.precisions = _precisions(report, compiled)
     kernels = [each.kernel for each in compiled.parts if isinstance(each.kernel, TellsDecisions)]
     report.tuned = len({d.key for kernel in kernels for d in kernel.decisions() if d.chosen})
     joining = [each.kernel for each in compiled.parts if isinstance(each.kernel, TellsJoined)]
@@ -275,7 +277,7 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
             types=tuple(str(type_of(v)) for v in p.node.outputs),
             weight_bytes=_weights(p.node),
             inside=sum(1 for body in p.node.subgraphs() for _ in body.all_nodes()) if p.node.has_subgraphs else 0,
-            **told.get(p.node.name or p.node.op, {}),
+            **_told(report.precisions.get(p.node.name or p.node.op)),
         )
         for p in partitioning.placements
     ]
@@ -302,18 +304,20 @@ def describe_placement(report: Report, compiled: Compiled, types: Mapping[Value,
             report.transfers.append(TransferReport(names, *kernel.way, tuple(map(str, kinds)), _bytes(kinds)))
 
 
-def _precisions(report: Report, compiled: Compiled) -> dict[str, dict[str, str]]:
-    """Of the nodes whose precision was a question, what a report says about it; also whether nobody asked it."""
+def _precisions(report: Report, compiled: Compiled) -> dict[str, NodePrecision]:
+    """Of the nodes whose precision was a question, in bodies too; says in the report whether nobody asked it."""
     if report.precision == "float32":
         return {}
-    kernels = [each.kernel for each in compiled.parts if isinstance(each.kernel, TellsPrecision)]
+    kernels = [kernel for kernel in kernels_of(compiled.parts) if isinstance(kernel, TellsPrecision)]
     none = "" if kernels else "no provider here stores or multiplies float32 values in anything else"
     report.refused = none or next((k.refused for k in kernels if k.refused), "")
-    return {
-        name: {"precision": p.computes, "stored": p.stores, "precision_why": p.why}
-        for kernel in kernels
-        for name, p in kernel.precisions().items()
-    }
+    there = {node.name or node.op for node in compiled.graph.all_nodes()}
+    told = (each for kernel in kernels for each in kernel.precisions().items())
+    return {name: found for name, found in told if name in there}
+
+
+def _told(found: NodePrecision | None) -> dict[str, str]:
+    return {} if found is None else {"precision": found.computes, "stored": found.stores, "precision_why": found.why}
 
 
 def report_for(session: Any, dims: Mapping[str, int]) -> Report:

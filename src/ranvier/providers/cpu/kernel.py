@@ -288,6 +288,10 @@ class CpuKernel:
                 runner = self._runners[graph] = self._ctx.body(graph)
         return runner(given, captured)
 
+    def bodies(self) -> Sequence[BodyRunner]:
+        with self._lock:
+            return tuple(self._runners.values())
+
     def _tell(self, made: Unlowered) -> None:
         label = self.part.label
         what = "could not be compiled, which is a flaw" if made.flaw else "runs by the reference"

@@ -17,6 +17,7 @@ from ranvier.runtime.narrowing import sample
 from ranvier.runtime.narrowing.by_definition import worked_out
 from ranvier.runtime.narrowing.fewest import Names, fewest, measured
 from ranvier.runtime.narrowing.pieces import Pieces
+from ranvier.runtime.program import kernels_of
 from ranvier.runtime.signature import Signature
 
 _MOVING = 2.0  # operations in the time that it takes to move a byte
@@ -114,7 +115,7 @@ class _Trials:
         inference = TypeInference(self.dims, annotated=True)
         inference.run(self.graph, [sample.type_of(v, x) for v, x in zip(self.graph.inputs, self.values)])
         known = {v: t for v, t in inference.types.items() if t is not None}
-        costs = {node.name: node_cost(node, known) for node in self.graph}
+        costs = {node.name: node_cost(node, known) for node in self.graph.all_nodes()}
         return {name: cost.flops + _MOVING * cost.bytes for name, cost in costs.items()}
 
     def _run(self, compiled: Compiled) -> list[Any]:
@@ -127,6 +128,6 @@ class _Trials:
 
 
 def _precisions(compiled: Compiled) -> dict[str, NodePrecision]:
-    """By the names of nodes, in order."""
-    kernels = [part.kernel for part in compiled.parts if isinstance(part.kernel, TellsPrecision)]
+    """By the names of nodes, in order, also of those in bodies."""
+    kernels = [kernel for kernel in kernels_of(compiled.parts) if isinstance(kernel, TellsPrecision)]
     return {name: p for k in kernels for name, p in k.precisions().items()}

@@ -79,7 +79,7 @@ class Pieces:
             compiled = Compiled(piece.graph, providers, exact)
             self._pieces.append((piece, compiled))
             self._values.update(self._run(piece, compiled, self._values))
-            self.names.append(tuple(node.name for node in nodes if node.name in counted))
+            self.names.append(tuple(name for node in nodes for name in _counted(node, counted)))
         self._values |= {v: v.const.numpy() for v in self._wanted if v.const is not None and v not in self._values}
 
     def __enter__(self) -> Pieces:
@@ -148,10 +148,11 @@ def _cut(graph: Graph, narrow: Collection[str]) -> list[list[Node]]:
     """Nodes in order, in pieces with about as many in 16 bits each, where few tensors go from one to the next."""
     nodes = list(graph)
     crossing, possible = _crossings(nodes)
-    total = sum(node.name in narrow for node in nodes)
+    each = [len(_counted(node, narrow)) for node in nodes]
+    total = sum(each)
     count = max(1, min(_PIECES, total // _LEAST))
     reach = max(1, len(nodes) // (3 * count))
-    behind = np.cumsum([node.name in narrow for node in nodes])
+    behind = np.cumsum(each)
     cuts = [0]
     for j in range(1, count):
         ideal = int(np.searchsorted(behind, j * total / count)) + 1
@@ -159,6 +160,12 @@ def _cut(graph: Graph, narrow: Collection[str]) -> list[list[Node]]:
         if places:
             cuts.append(min(places, key=lambda p: (crossing[p], nodes[p].op not in _PRODUCTS, abs(p - ideal))))
     return [nodes[a:b] for a, b in zip(cuts, [*cuts[1:], len(nodes)])]
+
+
+def _counted(node: Node, names: Collection[str]) -> list[str]:
+    """Those of a node and of what is inside it that are among the names."""
+    inside = (each for body in node.subgraphs() for each in body.all_nodes())
+    return [each.name for each in (node, *inside) if each.name in names]
 
 
 def _crossings(nodes: Sequence[Node]) -> tuple[list[int], list[bool]]:
