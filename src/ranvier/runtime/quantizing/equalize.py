@@ -120,10 +120,10 @@ def _rows_behind_activations(graph: Graph) -> list[Node]:
             continue
         behind, weights = tail(node), node.inputs[1]
         value = behind.value
-        if all(each.op in _PASS for each in behind.nodes) or value.is_graph_output or not value.uses:
+        uses = [use for use in value.uses if use[0].graph is graph]  # bodies that read it have it as it is
+        if all(each.op in _PASS for each in behind.nodes) or value.is_graph_output or not uses:
             continue
         assert weights is not None and weights.const is not None
-        uses = list(value.uses)
         ops = builder(min((reader for reader, _ in uses), key=lambda reader: order[id(reader)]), ORIGIN)
         ones = np.ones((weights.const.shape[0], *[1] * (len(weights.const.shape) - 2)), np.float32)
         product = ops.Mul(value, ops.constant(ones, f"{value.name}.factors"))
