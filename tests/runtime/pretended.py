@@ -15,6 +15,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node
 from ranvier.passes.edit import builder
+from ranvier.providers.base import NodePrecision
 from ranvier.runtime.quantizing import choosing, forms, quantizer, report, samples
 from ranvier.runtime.session import Session
 
@@ -43,15 +44,15 @@ class Pretended:
         Pretended.made += 1
         narrow = config.precision == "bf16" and self.multiplies_bf16
         self.layer_times: dict[str, float] = {}
-        for node in graph:
+        for node in graph.all_nodes():
             if node.op in LAYERS:
                 wide = not narrow or _names(node, (*config.keep_f32, *self.stays))
                 kind = "int8" if _is_coded(node) else "float32" if wide else "bf16"
                 self.layer_times[node.name] = self.times.get(f"{kind} {node.name}", self.times[kind])
-        nodes: list[Any] = []
+        found: dict[str, NodePrecision] = {}
         if narrow:
-            graph, nodes = _narrowed(graph, config.keep_f32, self.stays)
-        self.report = SimpleNamespace(nodes=nodes)
+            graph, found = _narrowed(graph, config.keep_f32, self.stays)
+        self.report = SimpleNamespace(nodes=[], precisions=found)
         self._session = Session(graph, config.updated(precision="float32", keep_f32=()))
 
     @property
@@ -71,16 +72,14 @@ class Pretended:
         self.close()
 
 
-def _narrowed(graph: Graph, keep: tuple[str, ...], stays: tuple[str, ...]) -> tuple[Graph, list[Any]]:
+def _narrowed(graph: Graph, keep: tuple[str, ...], stays: tuple[str, ...]) -> tuple[Graph, dict[str, NodePrecision]]:
     """Layers read rounded operands, and others what was stored so."""
-    made, found = copied(graph), []
-    for node in list(made):
+    made, found = copied(graph), dict[str, NodePrecision]()
+    for node in list(made.all_nodes()):
         kept = _names(node, keep)
         product = node.op in LAYERS and not kept and node.name not in stays and not _is_coded(node)
         stored = node.op in _STORED and not kept and not node.output.is_graph_output
-        found.append(
-            SimpleNamespace(name=node.name, precision="bf16" if product else "f32", stored="bf16" if stored else "f32")
-        )
+        found[node.name] = NodePrecision("bf16" if product else "f32", "bf16" if stored else "f32")
         ops = builder(node, "pretended")
         for position, value in enumerate(node.inputs[:2] if product else ()):
             rounded = ops.Cast(ops.Cast(value, to=DType.bfloat16.onnx), to=DType.float32.onnx)

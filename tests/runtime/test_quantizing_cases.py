@@ -150,7 +150,7 @@ def test_the_error_of_one_value_after_the_other() -> None:
     assert off.error == np.inf
     off.add(np.ones(2), np.ones(3))
     assert off.error is None
-    assert Off().error == 0.0
+    assert Off().error is None, "nothing was seen"
 
 
 def test_a_cosine_for_weights_alone() -> None:
@@ -391,111 +391,6 @@ def test_means_leave_out_what_is_not_finite() -> None:
     x[0, 0, 0] = np.inf
     made, _ = quantized(model, {"x": x}, scheme="int8")
     assert all(np.isfinite(value.const.numpy()).all() for value in made.constants.values())
-
-
-def branching(own: bool) -> Any:
-    """Two branches, of a layer each: with weights of their own by one name, or with the same from around them."""
-
-    def branch(name: str) -> Any:
-        node = helper.make_node("MatMul", ["x", "inner" if own else "w"], [name], "dense")
-        held = [numpy_helper.from_array(numbers(32, 32), "inner")] if own else []
-        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, 1, None)], held)
-
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        helper.make_node("Greater", ["sum", "zero"], ["up"]),
-        helper.make_node("If", ["up"], ["c"], then_branch=branch("a"), else_branch=branch("b")),
-        helper.make_node("MatMul", ["c", "w"], ["y"], "last"),
-    ]
-    return model_of(nodes, {"x": [4, 32]}, ["y"], {"w": numbers(32, 32), "zero": np.float32(0)})
-
-
-def looping() -> Any:
-    """A recurrent layer as some exporters write it: a loop that carries its weights from step to step unchanged."""
-    body = helper.make_graph(
-        [
-            helper.make_node("Gather", ["x", "k"], ["row"], axis=0),
-            helper.make_node("MatMul", ["row", "w_in"], ["from_row"], "project"),
-            helper.make_node("MatMul", ["h_in", "u_in"], ["from_state"], "turn"),
-            helper.make_node("Add", ["from_row", "from_state"], ["both"]),
-            helper.make_node("Tanh", ["both"], ["h_out"]),
-            helper.make_node("Identity", ["go"], ["go_on"]),
-            helper.make_node("Identity", ["w_in"], ["w_out"]),
-            helper.make_node("Identity", ["u_in"], ["u_out"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("k", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            *(helper.make_tensor_value_info(n, 1, sh) for n, sh in (("h_in", [2, 32]), ("w_in", None), ("u_in", None))),
-        ],
-        [
-            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-            *(helper.make_tensor_value_info(name, 1, None) for name in ("h_out", "w_out", "u_out")),
-        ],
-    )
-    loop = helper.make_node("Loop", ["steps", "", "start", "w", "u"], ["h", "w_last", "u_last"], "loop", body=body)
-    last = helper.make_node("MatMul", ["h", "u"], ["y"], "last")
-    weights = {"w": numbers(64, 32), "u": numbers(32, 32), "start": numbers(2, 32), "steps": np.int64(5)}
-    return model_of([loop, last], {"x": [5, 2, 64]}, ["y"], weights)
-
-
-@pytest.mark.parametrize("scheme", ["int4", "int8w", "nf4", "fp8", "gptq", "awq"])
-@pytest.mark.parametrize("own", [True, False])
-def test_layers_inside_of_branches(scheme: str, own: bool, tmp_path: Path) -> None:
-    """Branches whose weights have one name have codes of their own; shared weights share them, around and inside."""
-    model = branching(own)
-    data = {"x": np.concatenate([numbers(16, 32) + 1, numbers(16, 32) - 1])}
-    made, report = quantized(model, data, scheme=scheme)
-    assert not any(node.op == "MatMul" and node.inputs[1].const is not None for node in made.all_nodes())
-    assert len(report.layers) == 3 and report.bytes_after < 0.5 * report.bytes_before
-    told = {layer.name: (layer.scheme, layer.error is None) for layer in report.layers}
-    inside = "uint4" if scheme in ("gptq", "awq") else scheme
-    assert told.pop("last") == (scheme if own else inside, False)
-    assert set(told.values()) == {(inside, True)}
-    stored = sum(c.const.nbytes for g in made.all_graphs() for c in g.constants.values() if c.const.size > 31)
-    assert stored < (3 if own else 1) * 32 * 32 * {"int8w": 1.6, "fp8": 1.6}.get(scheme, 0.9)
-    for k in (0, 31):
-        feed = {"x": data["x"][k : k + 1].repeat(4, 0)}
-        want = exact_of(model, feed)
-        (ours,) = results(made, [feed], CONFIG)
-        np.testing.assert_allclose(ours[0], results_elsewhere(made, tmp_path / "m.onnx", feed)[0], rtol=1e-4, atol=1e-5)
-        assert 1e-6 < np.abs(ours[0] - want).max() / np.abs(want).max() < 0.3
-
-
-@pytest.mark.parametrize("scheme", ["int4", "fp8", "gptq", "int8"])
-def test_layers_of_a_loop(scheme: str, tmp_path: Path) -> None:
-    """What a loop carries unchanged is read from around it, and what needs no step before is multiplied before it: so a
-    layer's weights are not kept in float32 for the loop alone."""
-    model = looping()
-    data = {"x": numbers(8 * 5, 2, 64)}
-    made, report = quantized(model, data, scheme=scheme)
-    names = [layer.name for layer in report.layers]
-    assert len(names) == (2 if scheme == "int8" else 3) and ("turn" in names) == (scheme != "int8")
-    (loop,) = (node for node in made if node.op == "Loop")
-    assert len(loop.inputs) == 3, "only the state is carried"
-    left = [node for node in made.all_nodes() if node.op == "MatMul" and node.inputs[1].const is not None]
-    assert [node.name for node in left] == (["turn"] if scheme == "int8" else [])
-    feed = {"x": data["x"][:5]}
-    (ours,) = results(made, [feed], CONFIG)
-    np.testing.assert_allclose(ours[0], results_elsewhere(made, tmp_path / "m.onnx", feed)[0], rtol=1e-3, atol=1e-4)
-    assert difference([ours], [[exact_of(model, feed)]]).cosine > 0.97
-
-
-def test_convolutions_inside_of_branches_are_told_of() -> None:
-    def branch(name: str) -> Any:
-        node = helper.make_node("Conv", ["x", "w"], [name], f"dense_{name}")
-        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, 1, None)])
-
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        helper.make_node("Greater", ["sum", "zero"], ["up"]),
-        helper.make_node("If", ["up"], ["y"], then_branch=branch("a"), else_branch=branch("b")),
-    ]
-    model = model_of(nodes, {"x": [1, 16, 9]}, ["y"], {"w": numbers(16, 16, 3), "zero": np.float32(0)})
-    for scheme in ("int8", "int4"):
-        with pytest.raises(InvalidConfig, match="bodies of If and Loop"):
-            quantized(model, {"x": numbers(4, 16, 9)}, scheme=scheme)
 
 
 @pytest.mark.parametrize("wrong", [np.inf, np.nan])

@@ -79,7 +79,7 @@ def test_products_are_those_of_rounded_operands(
     x = (rng.standard_normal((rows, 16)) + shift).astype(np.float32)
     node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "layer", transB=int(turned))
     graph = read(model_of([node], {"x": ["n", 16]}, ["y"], {"w": w if turned else w.T.copy(), "b": b}))
-    quantize_dynamic(graph, dynamic_sites(graph), signed=signed, per_channel=per_channel)
+    quantize_dynamic(dynamic_sites(graph), signed=signed, per_channel=per_channel)
     (layer,) = (node for node in graph if node.op == "MatMulInteger")
     assert layer.inputs[1] is not None and layer.inputs[1].const is not None
     assert layer.inputs[1].const.numpy().dtype == (np.int8 if signed else np.uint8)
@@ -100,7 +100,7 @@ def test_convolutions(tmp_path: Path, spatial: int, signed: bool, per_channel: b
     graph = read(model)
     sites = dynamic_sites(graph)
     assert [site.name for site in sites] == ["conv"]
-    quantize_dynamic(graph, sites, signed=signed, per_channel=per_channel)
+    quantize_dynamic(sites, signed=signed, per_channel=per_channel)
     retarget(graph, graph.opsets[""])  # what was added came in its newest version
     ((original,),) = results(read(model), [{"x": x}], CONFIG)
     ((ours,),) = results(graph, [{"x": x}], CONFIG)

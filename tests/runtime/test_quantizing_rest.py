@@ -130,6 +130,21 @@ def test_codes_only_where_those_are_faster(pretending: pytest.MonkeyPatch) -> No
     assert coded(report) == {"conv_b"} and report.precision == "bf16" and report.speedup == pytest.approx(3 / 1.1)
 
 
+@pytest.mark.parametrize("time, expected", [(0.506, {"conv_b", "conv_y"}), (0.6, {"conv_b"})])
+def test_layers_that_share_weights_are_coded_together(
+    pretending: pytest.MonkeyPatch, time: float, expected: set[str]
+) -> None:
+    """Where that takes no longer: else there are codes of the weights and the weights too."""
+    pretend(pretending, {"int8": 0.8, "int8 conv_b": 0.1, "int8 conv_y": time})
+    weights = {"w1": RNG.standard_normal((16, 8, 3, 3)) * 0.1, "w2": RNG.standard_normal((16, 16, 3, 3)) * 0.1}
+    nodes = [conv("x", "w1", "a"), helper.make_node("Tanh", ["a"], ["t"], "tanh"), conv("t", "w2", "b")]
+    found, report = made(graph_of([*nodes, conv("b", "w2", "y")], weights))
+    assert coded(report) == expected
+    assert sum(value.const.size == 16 * 16 * 9 for value in found.constants.values() if value.const) == 3 - len(
+        expected
+    )
+
+
 def test_nodes_that_hurt_in_bfloat16_stay_in_float32(pretending: pytest.MonkeyPatch) -> None:
     """Rounding of what is nearly taken off again is an error as large as the result; other nodes stay in bfloat16."""
     pretend(pretending, {"int8": 2.0})  # codes do not save time

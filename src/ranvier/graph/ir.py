@@ -348,6 +348,10 @@ class Graph:
         del self.constants[value.name]
         value.graph = None
 
+    def number_from(self, count: int) -> None:
+        """Values that are made without a name are numbered from after this one on."""
+        self._names = max(self._names, count)
+
     def unique_name(self, stem: str = "v") -> str:
         """A name no constant has and no generated value has had."""
         while True:

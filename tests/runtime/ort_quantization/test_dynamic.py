@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime.quantization
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import ranvier.quantization
 from ranvier.errors import InvalidConfig
@@ -170,3 +170,41 @@ def test_configs_that_do_not_fit(tmp_path: Path) -> None:
     overridden = ours.get_qdq_config(block(), reader(ours, tokens()), tensor_quant_overrides={"n": [{"scale": 1.0}]})
     with pytest.raises(InvalidConfig, match="TensorQuantOverrides"):
         ours.quantize(block(), tmp_path / "o.onnx", overridden)
+
+
+def branching() -> ModelProto:
+    """A layer of each branch; one has its weights from around it."""
+    kind = TensorProto.FLOAT
+    then = [helper.make_node("MatMul", ["x", "w"], ["a"], "then")]
+    other = [helper.make_node("Relu", ["x"], ["r"], "relu"), helper.make_node("MatMul", ["r", "v"], ["b"], "else")]
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["up"], "greater"),
+        helper.make_node(
+            "If",
+            ["up"],
+            ["c"],
+            "if",
+            then_branch=helper.make_graph(then, "then", [], [tensor("a", kind, ["n", 32])]),
+            else_branch=helper.make_graph(
+                other, "else", [], [tensor("b", kind, ["n", 32])], [numpy_helper.from_array(normal((32, 32), 0.2), "v")]
+            ),
+        ),
+        helper.make_node("MatMul", ["c", "w"], ["y"], "last"),
+    ]
+    weights = {"w": normal((32, 32), 0.2, seed=1), "zero": np.zeros((), np.float32)}
+    return model_of(nodes, [tensor("x", kind, ["n", 32])], [tensor("y", kind, ["n", 32])], weights)
+
+
+@both
+@pytest.mark.parametrize("bodies", [True, False])
+def test_layers_in_branches_where_that_is_asked_for(package: ModuleType, bodies: bool, tmp_path: Path) -> None:
+    path = tmp_path / "coded.onnx"
+    package.quantize_dynamic(branching(), path, extra_options={"EnableSubgraph": bodies})
+    nodes = list(onnx.load(path).graph.node)
+    (branch,) = (node for node in nodes if node.op_type == "If")
+    inside = [node.op_type for each in branch.attribute for node in each.g.node]
+    assert inside.count("MatMulInteger") == 2 * bodies and inside.count("MatMul") == 2 * (not bodies)
+    assert sum(node.op_type == "MatMulInteger" for node in nodes) == 1
+    for sign in (1, -1):
+        check_near(path, branching(), {"x": normal((4, 32)) + np.float32(sign)}, 0.99)

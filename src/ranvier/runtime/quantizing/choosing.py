@@ -18,6 +18,7 @@ from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, 
 from ranvier.runtime.quantizing.costs import elements, estimated, measured, seconds_wider, work_of
 from ranvier.runtime.quantizing.forms import Form, Names, Telling, Trials
 from ranvier.runtime.quantizing.maker import Maker
+from ranvier.runtime.quantizing.rounding import weights_of
 from ranvier.runtime.quantizing.switches import NarrowSwitches, Switches
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.session import Session
@@ -26,6 +27,7 @@ _LAYERS = ("Conv", "MatMul", "Gemm")
 _AMONG = "int8, the rest bf16"  # what coded layers take where they read and write bfloat16
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
+_EVEN = 1.02  # times the time of a form, up to which another is no slower
 _LET_GO = 16  # nodes in float32 that are tried in bfloat16 after all
 _MORE, _LITTLE = 1.5, 1e-3  # times what a node was seen to do, and part of the limit, from which on it counts as more
 _SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
@@ -88,9 +90,9 @@ class Choosing:
         maker.told("looking at bfloat16")
         session = trials.session(self._plain)
         session.run(maker.feeds[0])
-        nodes = session.report.nodes
-        self._products = frozenset(node.name for node in nodes if node.precision == "bf16")
-        self._stored = frozenset(node.name for node in nodes if node.stored == "bf16")
+        found = session.report.precisions
+        self._products = frozenset(name for name, each in found.items() if each.computes == "bf16")
+        self._stored = frozenset(name for name, each in found.items() if each.stores == "bf16")
         if not self._products | self._stored and self._wide:  # this processor does not multiply it
             self._narrow = False
             trials.drop(self._plain)
@@ -130,7 +132,7 @@ class Choosing:
             count = max(1, min(_SAMPLES, len(feeds), int(left / (once * questions))))
             maker.told("judging nodes in bfloat16")
             found = apart(switches.names, error, asked.limit, self._until(_NARROW), self._step)
-        nodes = {node.name: node for node in maker.graph}
+        nodes = {node.name: node for node in maker.graph.all_nodes()}
         self._units |= {name: _kept_for(nodes[name], stored) for name in switches.names}
         strange = (products | stored) - self._units_of(frozenset(self._units))
         if strange:
@@ -277,10 +279,25 @@ class Choosing:
             return self._fits(form, strict)
 
         def improved(form: Form) -> Form:
-            return trials.improved(form, batches, other, allowed, self._until(1.0), self._step)
+            found = trials.improved(form, batches, other, allowed, self._until(1.0), self._step)
+            return self._with_sharers(found, other, allowed)
 
         best = trials.all_improved(ranked, improved, _COMPARED)
         return list(dict.fromkeys([*best, *(each.form for each in ranked)]))
+
+    def _with_sharers(
+        self, form: Form, other: Callable[[Form, Names], Form | None], allowed: Callable[[Form], bool]
+    ) -> Form:
+        """The form with codes for layers that share weights with coded ones too, if it is no slower: a model that has
+        codes of weights need not have them in float32 besides."""
+        sites = self._maker.sites
+        coded = {weights_of(site) for site in sites if site.name not in form.floats}
+        sharers = frozenset(site.name for site in sites if site.name in form.floats and weights_of(site) in coded)
+        tried = other(form, sharers) if sharers else None
+        if tried is None or not allowed(tried):
+            return form
+        now, then = self._trials.compared(form, tried)
+        return tried if then <= now * _EVEN else form
 
     def faster(self, a: Form | None, b: Form | None) -> Form | None:
         """The faster of two forms, if there are two."""
@@ -401,7 +418,7 @@ class Choosing:
 
     def _wider(self) -> dict[str, float]:
         """Seconds that it takes more to have results of nodes in float32."""
-        named = {node.name: node for node in self._maker.graph}
+        named = {node.name: node for node in self._maker.graph.all_nodes()}
         return {name: seconds_wider(named[name], self._sizes) for name in self._units if name in named}
 
     def _flipped(self, form: Form, batch: Names, plain: Names | None) -> Form | None:

@@ -19,7 +19,7 @@ from ranvier.passes.fuse.quantized import WINDOW
 from ranvier.quantize import Integers
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.rounding import Weights, terms_of, weights_of
-from ranvier.runtime.quantizing.sites import Site, find_sites, named_in_errors
+from ranvier.runtime.quantizing.sites import Site, beside, find_sites, named_in_errors
 from ranvier.runtime.quantizing.weight_only import put_instead
 
 ORIGIN = "quantize"
@@ -28,28 +28,28 @@ Array = np.ndarray[Any, Any]
 _LEAST_TERMS = 32  # of a convolution's sums: with fewer, as in those of single channels, rounding costs what codes save
 
 
-def dynamic_sites(graph: Graph) -> list[Site]:
-    """The layers of a graph that gain by it, in order."""
-    return [site for site in find_sites(graph) if site.inner is not None or terms_of(site) >= _LEAST_TERMS]
+def dynamic_sites(graph: Graph, *, bodies: bool = False) -> list[Site]:
+    """The layers of a graph that gain by it, in order; ``bodies``: also those in bodies of loops and branches."""
+    sites = find_sites(graph, bodies=bodies)
+    return [site for site in sites if site.inner is not None or terms_of(site) >= _LEAST_TERMS]
 
 
-def quantize_dynamic(
-    graph: Graph, sites: Sequence[Site], *, bits: int = 8, signed: bool = True, per_channel: bool = True
-) -> None:
-    """Rewrite the layers of a graph in place; ``bits`` and ``signed`` are for codes of weights, which have a scale for
+def quantize_dynamic(sites: Sequence[Site], *, bits: int = 8, signed: bool = True, per_channel: bool = True) -> None:
+    """Rewrite layers in place; ``bits`` and ``signed`` are for codes of weights, which have a scale for
     each output channel or one for all. Layers that read the same round it once, those that share weights share their
     codes."""
     scheme = Integers(bits, True, "channel" if per_channel else "tensor", signed=signed)
-    rounded: dict[Value, list[Value]] = {}
+    rounded: dict[tuple[Value, Graph], list[Value]] = {}  # a body does not see what another computes
     shared: dict[Weights, _Codes] = {}
     for site in sites:
         node, ops, key = site.node, builder(site.node, ORIGIN), weights_of(site)
-        if site.data not in rounded:
-            rounded[site.data] = _rounded(site.data, ops)
+        read = site.data, site.graph
+        if read not in rounded:
+            rounded[read] = _rounded(site.data, ops)
         if key not in shared:
             with named_in_errors(site.name):
-                shared[key] = _coded(site, ops, scheme)
-        codes, step, zero = rounded[site.data]
+                shared[key] = _coded(site, scheme)
+        codes, step, zero = rounded[read]
         weights = shared[key]
         operands = [codes, weights.codes, zero, *weights.zero]
         kind = "MatMulInteger" if site.inner is not None else "ConvInteger"
@@ -74,15 +74,15 @@ def _rounded(data: Value, ops: GraphOps) -> list[Value]:
     return list(ops.node("DynamicQuantizeLinear", [data], outputs=3, name=f"{data.name}.quantize").outputs)
 
 
-def _coded(site: Site, ops: GraphOps, scheme: Integers) -> _Codes:
-    moved, name = np.moveaxis(site.numbers, site.outputs, 0), site.weight.name
+def _coded(site: Site, scheme: Integers) -> _Codes:
+    moved, weight = np.moveaxis(site.numbers, site.outputs, 0), site.weight
     coded = scheme.quantize(moved.reshape(len(moved), -1))
     whole = coded.codes.reshape(moved.shape)
     whole = whole if site.inner is None else whole.T  # products read [in, out]
     scales = coded.scales.astype(np.float32).reshape(_spread(site) if scheme.granularity == "channel" else ())
-    middle = () if scheme.signed else (ops.constant(np.uint8(1 << (scheme.bits - 1)), f"{name}.zero"),)
-    codes = ops.constant(np.ascontiguousarray(whole), f"{name}.codes")
-    return _Codes(codes, ops.constant(scales, f"{name}.scale"), middle)
+    middle = () if scheme.signed else (beside(weight, np.asarray(1 << (scheme.bits - 1), np.uint8), "zero"),)
+    codes = beside(weight, np.ascontiguousarray(whole), "codes")
+    return _Codes(codes, beside(weight, scales, "scale"), middle)
 
 
 def _spread(site: Site) -> tuple[int, ...]:

@@ -143,6 +143,11 @@ class Trials:
         times = fastest([self.session(form) for form in forms[:_OPEN]], self._feed, seconds)
         return sorted(map(Ranked, times, forms), key=lambda each: each.seconds)
 
+    def compared(self, one: Form, other: Form) -> tuple[float, float]:
+        """Seconds of the fastest run of each, in turns."""
+        now, then = fastest((self.session(one), self.session(other)), self._feed, _SECONDS)
+        return now, then
+
     def all_improved(self, ranked: Sequence[Ranked], improved: Callable[[Form], Form], seconds: float) -> list[Form]:
         """The forms that are about as fast as the first one, improved, the fastest first: which of them can be made
         faster shows only when all have been tried."""
@@ -170,7 +175,7 @@ class Trials:
                 continue
             if time.perf_counter() > until:
                 break
-            now, then = fastest((self.session(best), self.session(form)), self._feed, _SECONDS)
+            now, then = self.compared(best, form)
             if then < now and allowed(form):
                 self.drop(best)
                 best = form

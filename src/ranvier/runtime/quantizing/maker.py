@@ -17,6 +17,7 @@ from ranvier.errors import InvalidConfig
 from ranvier.formats.onnx import read
 from ranvier.formats.onnx.retarget import retarget
 from ranvier.graph.defaults import can_settle, settle
+from ranvier.graph.exposed import can_be_shown
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.verify import verify
@@ -25,7 +26,7 @@ from ranvier.passes.manager import PassManager
 from ranvier.quantize import InputMoments, Observer, observer
 from ranvier.quantize.observers import OBSERVERS, ChannelMean
 from ranvier.runtime.quantizing.asked import Asked
-from ranvier.runtime.quantizing.distinct import make_nodes_distinct, make_values_distinct
+from ranvier.runtime.quantizing.distinct import make_nodes_distinct, make_values_distinct, number_after
 from ranvier.runtime.quantizing.dynamic import DYNAMIC, dynamic_sites, quantize_dynamic
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.expert_codes import ExpertCoder
@@ -38,7 +39,7 @@ from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurr
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
 from ranvier.runtime.quantizing.samples import Feed, results, visit
-from ranvier.runtime.quantizing.sites import Site, could_be_coded, find_sites, named_in_errors, noted_in_errors
+from ranvier.runtime.quantizing.sites import Site, find_sites, named_in_errors, noted_in_errors
 from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_weights
 from ranvier.runtime.session import Session
@@ -125,6 +126,8 @@ class Maker:
         self.static, self._dynamic = options.scheme == "int8", options.scheme == DYNAMIC
         if not self.feeds and (self.static or options.scheme in CALIBRATED):
             raise InvalidConfig(f"scheme {options.scheme!r} needs samples of the inputs")
+        self._looked, self.held = self.feeds, list[Feed]()
+        self._split()
         every = self.sites_of(graph)
         recurrent = [node.name for node in self.recurrent_of(graph)]
         self._experts = ExpertCoder(graph, options.scheme, options.group, options.bits)
@@ -136,7 +139,8 @@ class Maker:
             raise InvalidConfig(f"no layer is called {nobody!r}")
         self.kept = frozenset(name for found in called.values() for name in found)
         self._experts.check(self.kept)
-        self.unfit = dict(self._experts.unfit) if self.static else {**self._experts.unfit, **find_routers(every)}
+        self.unfit = dict(self._experts.unfit)
+        self.unfit |= self._never_seen(every) if self.static else find_routers(every)
         self.left = self.kept | self.unfit.keys()  # layers that stay as they are
         self.sites = [site for site in every if site.name not in self.left]
         self.recurrent = frozenset(recurrent) - self.kept
@@ -146,9 +150,9 @@ class Maker:
             raise InvalidConfig("every layer that could be quantized was asked to be kept")
         if not names:
             bodies = (body for body in graph.all_graphs() if body is not graph)
-            inside = any(could_be_coded(node) or experts_of(node) for body in bodies for node in body)
-            left = "; those in bodies of If and Loop are left as they are" if inside else ""
-            if not self.static and find_sites(graph):
+            inside = any(experts_of(node) for body in bodies for node in body)
+            left = "; experts in bodies of If and Loop are left as they are" if inside else ""
+            if not self.static and find_sites(graph, bodies=True):
                 left += f"; of convolutions int8 codes weights, and {DYNAMIC} those of long sums"
             left += "".join(f"; layer {name!r}: {why}" for name, why in self.unfit.items())
             raise InvalidConfig(
@@ -165,16 +169,6 @@ class Maker:
         self._found: dict[str, dict[str, Range]] = {}
         self._widened: set[str] = set()  # ways that have seen all samples but those held back
         self._averages: dict[str, ChannelMean] = {}
-        self._looked, self.held = self.feeds, list[Feed]()
-        enough = _ENOUGH if self.static else _ENOUGH_FOR_TWO
-        if (self.static or options.scheme in CALIBRATED) and len(self.feeds) >= enough:
-            # what ranges, or weights, were made for shows too little of their errors
-            parts: dict[str, list[Feed]] = {"ranges": [], "choice": [], "held": []}
-            for k, feed in enumerate(self.feeds):
-                parts[_PARTS[k % len(_PARTS)]].append(feed)
-            self._looked, self.feeds, self.held = parts["ranges"], parts["choice"], parts["held"]
-            if not self.static:  # weights are rounded by all of the others
-                self._looked = self.feeds = [*parts["ranges"], *parts["choice"]]
         self.expected = list(results(graph, self.feeds, self.config))
         self.groups: list[Group] = [(self.feeds, self.expected)]  # what forms are chosen by
         if self.static and self.held:
@@ -196,8 +190,34 @@ class Maker:
     def sites_of(self, graph: Graph) -> list[Site]:
         """The layers that the scheme codes, but for those of experts and recurrent ones."""
         if self._dynamic:
-            return dynamic_sites(graph)
-        return find_sites(graph, products_only=not self.static, bodies=not self.static)
+            return dynamic_sites(graph, bodies=True)
+        return find_sites(graph, products_only=not self.static, bodies=True)
+
+    def _split(self) -> None:
+        """Samples in parts that serve different ends, where there are enough: what ranges, or weights, were made for
+        shows too little of their errors."""
+        enough = _ENOUGH if self.static else _ENOUGH_FOR_TWO
+        if (self.static or self.options.scheme in CALIBRATED) and len(self.feeds) >= enough:
+            parts: dict[str, list[Feed]] = {"ranges": [], "choice": [], "held": []}
+            for k, feed in enumerate(self.feeds):
+                parts[_PARTS[k % len(_PARTS)]].append(feed)
+            self._looked, self.feeds, self.held = parts["ranges"], parts["choice"], parts["held"]
+            if not self.static:  # weights are rounded by all of the others
+                self._looked = self.feeds = [*parts["ranges"], *parts["choice"]]
+
+    def _never_seen(self, sites: Sequence[Site]) -> dict[str, str]:
+        """Layers in bodies that no sample is known to have reached, by name, and why. What they read may come from
+        around the body; what it is in other cases says little of it."""
+        inside = [site for site in sites if site.graph is not self.graph]
+        seen = set[str]()
+        given = [site.node.output.name for site in inside]
+        visit(self.graph, given, self._looked, self.config, lambda name, _: seen.add(name))
+        hidden = "no run shows whether it is reached"
+        return {
+            site.name: "no sample reached it" if can_be_shown(site.node.output) else hidden
+            for site in inside
+            if site.node.output.name not in seen
+        }
 
     def _nearest_codes(self) -> dict[str, str]:
         """Layers that GPTQ or AWQ was asked for and no sample reached, by name, and the scheme they have instead."""
@@ -207,7 +227,7 @@ class Maker:
         return {name: x.codes.scheme for name, x in made.items() if x is not None and x.codes.scheme not in CALIBRATED}
 
     def recurrent_of(self, graph: Graph) -> list[Node]:
-        return find_recurrent(graph) if self.static or self._dynamic else []
+        return find_recurrent(graph, bodies=True) if self.static or self._dynamic else []
 
     def _all_in(self, narrow: SessionConfig) -> bool:
         """Whether bfloat16 is best without a look at results: nothing is asked of them, and the processor multiplies
@@ -217,18 +237,19 @@ class Maker:
         with Session(copied(self.graph), narrow) as session:
             session.run(self.feeds[0])
             self.look_at_narrow(session)
-            return any("bf16" in (node.precision, node.stored) for node in session.report.nodes)
+            return any("bf16" in (found.computes, found.stores) for found in session.report.precisions.values())
 
     def look_at_narrow(self, session: Session) -> None:
         """Which layers a session in bfloat16 leaves in float32: weights with fewer bits would gain them nothing. A
         processor that multiplies none of them in bfloat16 says nothing about those that do."""
         kinds = {node.name: node.precision for node in session.report.nodes}
+        kinds |= {name: found.computes for name, found in session.report.precisions.items()}
         if "bf16" in kinds.values():
             self.stays = frozenset(name for name, kind in kinds.items() if kind != "bf16")
 
     def _take(self, graph: Graph) -> None:
         self.graph, self.rounding = graph, Rounding(fit=self.options.fit)
-        self.sites = [site for site in find_sites(graph) if site.name not in self.kept]
+        self.sites = [site for site in self.sites_of(graph) if site.name not in self.left]
 
     def _evened(self) -> Graph:
         """The graph with channels brought to like ranges, in the way that errors of results are least with."""
@@ -239,7 +260,8 @@ class Maker:
                 break
             self.told("bringing channels to like ranges")
             graph = copied(original)
-            before = list(graph.values())
+            before = [value for each in graph.all_graphs() for value in each.values()]
+            number_after(graph)
             if equalize(graph, looked, self.config, with_rows=with_rows):
                 make_values_distinct(graph, before)
                 found.append(graph)
@@ -258,18 +280,18 @@ class Maker:
         if self.static or self.options.scheme in CALIBRATED:
             self.told("looking at activations")
         if self.static:
-            self._watched = {n: {way: observer(way) for way in ways} for n in coded_values(self.graph, self.sites)}
+            self._watched = {n: {way: observer(way) for way in ways} for n in coded_values(self.sites)}
             self._averages = {s.name: mean_of(s) for s in self.sites}
             moments = moments_of(self.sites) if sums else {}
             self._look(ways, feeds, moments)
-            self._found = {way: {name: each[way].range() for name, each in self._watched.items()} for way in ways}
+            seen = {name: each for name, each in self._watched.items() if name in self.shapes}
+            self._found = {way: {name: each[way].range() for name, each in seen.items()} for way in ways}
             self.ranges = self._found[ways[0]]
             if sums:
                 self.rounding = Rounding(moments, self.options.fit)
         elif self.options.scheme in CALIBRATED:
-            seen = [s for s in self.sites if s.graph is self.graph]
-            self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in seen}
-            readers = {s.data.name: s.name for s in seen}
+            self._moments = {s.data.name: InputMoments(s.matrix.shape[1]) for s in self.sites}
+            readers = {s.data.name: s.name for s in self.sites}
             rows = self._experts.rows(self.left)
 
             def gather(name: str, x: np.ndarray[Any, Any]) -> None:
@@ -315,7 +337,8 @@ class Maker:
 
     def _made(self, kept: frozenset[str], running: SessionConfig, joins: bool) -> Graph:
         graph = copied(self.graph)
-        original = list(graph.values())
+        original = [value for each in graph.all_graphs() for value in each.values()]
+        number_after(graph)
         left = self.left | kept
         every = self.sites_of(graph)
         sites = [s for s in every if s.name not in left]
@@ -324,7 +347,7 @@ class Maker:
             signed, rounding, means = self.options.signed, self.rounding, self.means
             quantize_static(graph, sites, self.ranges, signed=signed, rounding=rounding, means=means, joins=joins)
         elif self._dynamic:
-            quantize_dynamic(graph, sites)
+            quantize_dynamic(sites)
         else:
             asked = {"group": self.options.group, "bits": self.options.bits, "level": self.options.level}
             quantize_weights(graph, sites, self.options.scheme, **asked, moments=self._moments, known=self._known)

@@ -15,7 +15,7 @@ import numpy as np
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.passes.edit import builder, bypass
 from ranvier.passes.facts import rank_of
-from ranvier.runtime.quantizing.sites import could_be_coded, is_plain, is_row
+from ranvier.runtime.quantizing.sites import beside, could_be_coded, is_plain, is_row
 
 ORIGIN = "plain"
 Array = np.ndarray[Any, Any]
@@ -23,8 +23,8 @@ Array = np.ndarray[Any, Any]
 
 def make_products_plain(graph: Graph) -> None:
     """Those whose weights could be coded then; others stay as they are."""
-    made = _Constants(graph)
-    for node in list(graph):
+    made = _Constants()
+    for node in list(graph.all_nodes()):
         if node.op == "MatMul" and not node.domain:
             _drop_batch_of_one(node, made)
         elif node.op == "Gemm" and could_be_coded(node) and not is_plain(node):
@@ -35,8 +35,7 @@ def make_products_plain(graph: Graph) -> None:
 class _Constants:
     """Constants made of others, each once: layers that share weights share them still."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self) -> None:
         self._made: dict[tuple[Value, object], Value] = {}
 
     def times(self, value: Value, factor: float) -> Value | None:
@@ -56,15 +55,15 @@ class _Constants:
 
     def _constant(self, value: Value, what: object, array: Array, called: str) -> Value:
         if (value, what) not in self._made:
-            made = builder(next(iter(self._graph)), ORIGIN).constant(array, f"{value.name}.{called}")
-            self._made[value, what] = made
+            self._made[value, what] = beside(value, array, called)
         return self._made[value, what]
 
     def sweep(self) -> None:
         """Take away those that nobody reads any more."""
-        for value, _ in self._made:
-            if value.name in self._graph.constants and not value.uses and not value.is_graph_output:
-                self._graph.remove_constant(value)
+        for value in dict.fromkeys(value for value, _ in self._made):
+            graph = value.owner
+            if graph is not None and value.name in graph.constants and not value.uses and not value.is_graph_output:
+                graph.remove_constant(value)
 
 
 def _drop_batch_of_one(node: Node, made: _Constants) -> None:

@@ -206,7 +206,7 @@ class Quantizer(Maker):
         recurrent = self.recurrent_of(self.graph)
         names |= {node.name: next(v.name for v in node.outputs if v.uses or v.is_graph_output) for node in recurrent}
         names |= {layer.name: tail(layer.node).value.name for layer in find_experts(self.graph)}
-        there = {value.name for value in graph.values()}
+        there = {value.name for each in graph.all_graphs() for value in each.values()}
         names = {site: value for site, value in names.items() if value in there}
         off = {value: Off() for value in names.values()}
         both, configs = (self.graph, graph), (self.config, self._running)

@@ -14,11 +14,11 @@ import numpy as np
 from ranvier.dtypes import DType
 from ranvier.graph.attributes import text_of
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.graph.rewrite import GraphOps, remove_dead, substitute
+from ranvier.graph.rewrite import remove_dead, substitute
 from ranvier.passes.edit import builder, sharpen
 from ranvier.passes.facts import dtype_of
 from ranvier.quantize import Integers
-from ranvier.runtime.quantizing.sites import named_in_errors
+from ranvier.runtime.quantizing.sites import beside, named_in_errors
 
 Array = np.ndarray[Any, Any]
 ORIGIN = "quantize"
@@ -28,9 +28,10 @@ _USUAL = ("sigmoid", "tanh", "tanh")
 _LENGTHS, _PEEPHOLES = 4, 7  # operands that may not be there
 
 
-def find_recurrent(graph: Graph) -> list[Node]:
-    """The layers of a graph that can be coded, in order."""
-    return [node for node in graph if node.op == "LSTM" and not node.domain and _is_usual(node)]
+def find_recurrent(graph: Graph, *, bodies: bool = False) -> list[Node]:
+    """The layers of a graph that can be coded, in order; ``bodies``: also those in bodies of loops and branches."""
+    nodes = graph.all_nodes() if bodies else graph
+    return [node for node in nodes if node.op == "LSTM" and not node.domain and _is_usual(node)]
 
 
 def _is_usual(node: Node) -> bool:
@@ -65,7 +66,7 @@ def quantize_recurrent(nodes: Iterable[Node]) -> None:
         for value in recurrent_weights(node):
             if value not in shared:
                 with named_in_errors(node.name):
-                    shared[value] = _coded(value, ops)
+                    shared[value] = _coded(value)
             whole, scale, zero = shared[value]
             codes.append(whole)
             steps += [scale, zero]
@@ -83,7 +84,7 @@ def quantize_recurrent(nodes: Iterable[Node]) -> None:
         remove_dead(node.graph, [node])
 
 
-def _coded(value: Value, ops: GraphOps) -> tuple[Value, Value, Value]:
+def _coded(value: Value) -> tuple[Value, Value, Value]:
     """Codes of a matrix of gates, turned as the operator has them, with scales and zeros."""
     assert value.const is not None
     matrix = value.const.numpy()
@@ -92,7 +93,7 @@ def _coded(value: Value, ops: GraphOps) -> tuple[Value, Value, Value]:
     turned = np.ascontiguousarray(coded.codes.reshape(matrix.shape).transpose(0, 2, 1))
     scale = coded.scales.reshape(directions, gates).astype(np.float32)
     return (
-        ops.constant(turned, f"{value.name}.codes"),
-        ops.constant(scale, f"{value.name}.scale"),
-        ops.constant(np.zeros((directions, gates), np.int8), f"{value.name}.zero"),
+        beside(value, turned, "codes"),
+        beside(value, scale, "scale"),
+        beside(value, np.zeros((directions, gates), np.int8), "zero"),
     )

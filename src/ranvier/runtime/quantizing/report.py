@@ -181,9 +181,10 @@ class Off:
 
     def __init__(self) -> None:
         self._off = self._size = 0.0
-        self._fits = True
+        self._fits, self._seen = True, False
 
     def add(self, found: Array, expected: Array) -> None:
+        self._seen = True
         if found.shape != expected.shape:
             self._fits = False
             return
@@ -198,8 +199,9 @@ class Off:
 
     @property
     def error(self) -> float | None:
-        """None where the two have different shapes."""
-        return math.sqrt(self._off) / max(math.sqrt(self._size), _NOTHING) if self._fits else None
+        """None where the two have different shapes, or no sample reached it."""
+        known = self._fits and self._seen
+        return math.sqrt(self._off) / max(math.sqrt(self._size), _NOTHING) if known else None
 
 
 def chord(cosine: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import zipfile
 import zlib
@@ -14,8 +15,9 @@ import numpy as np
 
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidInput
+from ranvier.graph.exposed import can_be_shown, exposed
 from ranvier.graph.extract import copied
-from ranvier.graph.ir import Graph
+from ranvier.graph.ir import Graph, Value
 from ranvier.graph.types import TensorType
 from ranvier.runtime.session import Session
 
@@ -24,6 +26,7 @@ Feed = Mapping[str, Array]
 _SYMBOLIC_BATCH, _RUNS = 8, 16  # samples of one run at most, and runs that come first where the model leaves it open
 _AT_ONCE, _MOST = 1 << 29, 96  # bytes and number of values looked at in one run: a deep net's need not all be held
 _UNKNOWN = 1 << 24  # bytes of a value whose shape comes with the run
+_NEVER = np.zeros((0,), np.float32)  # for a value that was computed less often than in the other model
 
 
 def feeds_of(graph: Graph, data: Mapping[str, Array], most: int | None = None) -> list[Feed]:
@@ -94,18 +97,32 @@ def read_samples(path: Path) -> dict[str, Array]:
 def visit(
     graph: Graph, names: Sequence[str], feeds: Iterable[Feed], config: SessionConfig, look: Callable[[str, Array], None]
 ) -> None:
-    """Run the samples and show each named value of each run."""
-    inputs = {value.name for value in graph.inputs}
+    """Run the samples and show each named value of each run, those of bodies each time that they were computed. What
+    no run can show is passed over."""
+    inputs, inside = {value.name for value in graph.inputs}, _inside(graph)
     feeds = list(feeds)
     for feed in feeds:
         for name in names:
             if name in inputs:
                 look(name, np.asarray(feed[name]))
-    for some in _together(graph, [name for name in dict.fromkeys(names) if name not in inputs]):
-        with Session(copied(graph, some), config) as session:
+    computed = [name for name in dict.fromkeys(names) if name not in inputs and _is_shown(inside.get(name))]
+    for some in _together(graph, computed):
+        with Session(exposed(graph, some), config) as session:
             for feed in feeds:
-                for name, array in session.run(feed, some).items():
-                    look(name, np.asarray(array))
+                for name, result in session.run(feed, some).items():
+                    for array in result if name in inside else (result,):
+                        look(name, np.asarray(array))
+
+
+def _inside(graph: Graph) -> dict[str, Value]:
+    """Values of bodies, by name."""
+    bodies = (body for body in graph.all_graphs() if body is not graph)
+    return {value.name: value for body in bodies for value in body.values()}
+
+
+def _is_shown(inside: Value | None) -> bool:
+    """Whether a value can be looked at: all but some of those in bodies can."""
+    return inside is None or can_be_shown(inside)
 
 
 def visit_both(
@@ -117,18 +134,22 @@ def visit_both(
 ) -> None:
     """Run the samples by two forms of a model and show each named value, which both compute, as either has it. Of one
     run at a time: those of all samples need not be held."""
-    for some in _together(graphs[0], names):
+    inside = _inside(graphs[0])
+    for some in _together(graphs[0], [name for name in names if _is_shown(inside.get(name))]):
         with contextlib.ExitStack() as stack:
-            both = [stack.enter_context(Session(copied(g, some), c)) for g, c in zip(graphs, configs)]
+            both = [stack.enter_context(Session(exposed(g, some), c)) for g, c in zip(graphs, configs)]
             for feed in feeds:
                 first, second = (session.run(feed, some) for session in both)
                 for name in some:
-                    look(name, np.asarray(first[name]), np.asarray(second[name]))
+                    both_of_it = first[name], second[name]
+                    pairs = itertools.zip_longest(*both_of_it, fillvalue=_NEVER) if name in inside else (both_of_it,)
+                    for was, now in pairs:
+                        look(name, np.asarray(was), np.asarray(now))
 
 
 def _together(graph: Graph, names: Sequence[str]) -> list[list[str]]:
     """Names in batches that are looked at in one run: each of them is compiled, and every sample runs."""
-    types = {value.name: value.type for value in graph.values()}
+    types = {value.name: value.type for value in graph.values()}  # who knows how often bodies run
     batches: list[list[str]] = []
     held = 0
     for name in names:

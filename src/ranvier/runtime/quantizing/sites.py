@@ -1,15 +1,18 @@
-"""Which nodes of a graph can be quantized: products and convolutions of float32 with constant weights."""
+"""Which nodes of a graph, and of bodies in it, can be quantized: products and convolutions of float32 with constant
+weights."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from ranvier.dtypes import DType
 from ranvier.errors import RanvierError
 from ranvier.graph.ir import Graph, Node, Value
+from ranvier.graph.tensors import ConstTensor
 from ranvier.passes.facts import dtype_of
 from ranvier.records import dataclass
 
@@ -68,6 +71,20 @@ class Site:
         if self.bias is None or self.bias.const is None:
             return None
         return np.broadcast_to(self.bias.const.numpy().reshape(-1), (self.numbers.shape[self.outputs],))
+
+
+def by_graph(sites: Iterable[Site]) -> dict[Graph, list[Site]]:
+    """Layers by the graph that they stand in, in order."""
+    found: dict[Graph, list[Site]] = {}
+    for site in sites:
+        found.setdefault(site.graph, []).append(site)
+    return found
+
+
+def beside(weight: Value, array: np.ndarray[Any, Any], name: str) -> Value:
+    """A constant in the graph that has another one, so that whoever reads that sees it too."""
+    assert weight.owner is not None
+    return weight.owner.add_constant(ConstTensor.of(array), f"{weight.name}.{name}")
 
 
 @contextlib.contextmanager

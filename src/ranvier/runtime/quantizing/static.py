@@ -3,7 +3,8 @@
 Weights have a scale for each output channel; activations one for the tensor, from samples. What lies between
 quantized layers stays in 8 bits where it can: the result of a layer is coded behind its activation, and sums,
 products, pools and joins of coded values are coded again. Where a layer's result is only added to another value, the
-sum alone is coded: the layer adds before it rounds.
+sum alone is coded: the layer adds before it rounds. Layers in bodies of branches and loops round what they read there,
+also where it comes from outside.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ranvier.passes.edit import builder
 from ranvier.passes.facts import only_use
 from ranvier.quantize import Integers
 from ranvier.runtime.quantizing.rounding import Rounding, Weights, groups_of, weights_of
-from ranvier.runtime.quantizing.sites import Site
+from ranvier.runtime.quantizing.sites import Site, beside, by_graph
 from ranvier.runtime.quantizing.tails import multiply_instead, tail
 
 ORIGIN = "quantize"
@@ -36,11 +37,16 @@ _MOVES = frozenset(
 )
 
 
-def coded_values(graph: Graph, sites: Sequence[Site], *, joins: bool = True, left: Container[str] = ()) -> list[str]:
+def coded_values(sites: Sequence[Site], *, joins: bool = True, left: Container[str] = ()) -> list[str]:
     """Names of the values that get a pair: what layers read, what they give behind their activation, joins of those.
     Nodes whose names are ``left`` neither read nor give codes."""
     if not joins:
         return list(dict.fromkeys(site.data.name for site in sites))
+    found = (_coded_values(graph, those, left) for graph, those in by_graph(sites).items())
+    return list(dict.fromkeys(name for names in found for name in names))
+
+
+def _coded_values(graph: Graph, sites: Sequence[Site], left: Container[str]) -> list[str]:
     layers = {id(site.node) for site in sites}
     found: dict[str, None] = {}
     coded: set[int] = set()
@@ -70,7 +76,7 @@ def _unrounded(graph: Graph, sites: Sequence[Site]) -> set[int]:
     for site in sites:
         value = tail(site.node).value
         reader = only_use(value)
-        if reader is None or reader.op not in _SUMS or reader.domain or value.is_graph_output:
+        if reader is None or reader.op not in _SUMS or reader.domain or reader.graph is not graph:
             continue
         shapes = {each.type.shape if isinstance(each.type, TensorType) else None for each in _operands(reader)}
         if len(_operands(reader)) == 2 and len(shapes) == 1 and None not in shapes:
@@ -91,7 +97,7 @@ def _staying(graph: Graph, layers: set[int], left: Container[str]) -> set[int]:
     def leads(node: Node, position: int) -> bool:
         if id(node) in layers:
             return position == 0
-        if node.domain or node.op not in (_JOINS | _MOVES) or node.name in left:
+        if node.graph is not graph or node.domain or node.op not in (_JOINS | _MOVES) or node.name in left:
             return False
         ends = [tail(node).value] if node.op in _JOINS else [value for value in node.outputs if value.uses]
         return all(id(value) in found for value in ends)
@@ -128,19 +134,20 @@ def quantize_static(
     even = signed if symmetric is None else symmetric
     activations, rounding = Integers(8, even, "tensor", signed=signed), rounding or Rounding()
     scales: dict[str, np.float32] = {}
-    names = {value.name: value for value in graph.values()}
-    layers = {id(site.node) for site in sites}
-    staying = _staying(graph, layers, left) if joins else set()
-    for name in dict.fromkeys((*coded_values(graph, sites, joins=joins, left=left), *rounded)):
-        if name in ranges and name in names:
-            value = names[name]
-            if name in rounded:  # for bodies that read it, it stays as it is
-                read = [use for use in value.uses if use[0].graph is graph]
-            else:
-                read = [use for use in value.uses if id(value) in staying or (id(use[0]) in layers and use[1] == 0)]
-            scale = _pair(graph, value, read, ranges[name], activations, outputs=name in rounded)
-            scales[name] = scales[value.name] = scale  # an output's name goes to what it is behind the pair
-    shared: dict[Weights, Value] = {}
+    for each, those in {graph: list[Site](), **by_graph(sites)}.items():
+        names = {value.name: value for value in each.values()} | {site.data.name: site.data for site in those}
+        layers = {id(site.node) for site in those}
+        staying = _staying(each, layers, left) if joins else set()
+        further = rounded if each is graph else ()
+        for name in dict.fromkeys((*coded_values(those, joins=joins, left=left), *further)):
+            if name in ranges and name in names:
+                value = names[name]
+                read = [use for use in value.uses if use[0].graph is each]  # bodies that read it have it as it is
+                if name not in further and id(value) not in staying:
+                    read = [use for use in read if id(use[0]) in layers and use[1] == 0]
+                scale = _pair(each, value, read, ranges[name], activations, outputs=name in further)
+                scales[name] = scales[value.name] = scale  # an output's name goes to what it is behind the pair
+    shared = _Shared()
     for site in sites:
         _layer(site, rounding, scales, (means or {}).get(site.name), shared)
         behind = tail(site.node)
@@ -193,40 +200,48 @@ def narrow_weights(sites: Sequence[Site], rounding: Rounding, means: Mapping[str
         values, key = rounding.bfloat(site), weights_of(site)
         mean = means.get(site.name)
         shift = None if mean is None else mean_loss(site, np.moveaxis(site.numbers, site.outputs, 0) - values, mean)
-        ops, name = builder(site.node, ORIGIN), site.weight.name
         if key not in shared:
-            turned = np.ascontiguousarray(np.moveaxis(values, 0, site.outputs))
-            shared[key] = ops.constant(turned, f"{name}.bfloat")
+            shared[key] = beside(site.weight, np.ascontiguousarray(np.moveaxis(values, 0, site.outputs)), "bfloat")
         if shift is not None and site.node.op == "MatMul":
             _later_bias(site, shift)
         elif shift is not None and (site.bias is None or site.bias.const is not None):
             bias = shift if site.row is None else site.row + shift
-            moved = ops.constant(bias.astype(np.float32), f"{name}.bfloat.bias")
+            moved = builder(site.node, ORIGIN).constant(bias.astype(np.float32), f"{site.weight.name}.bfloat.bias")
             site.node.set_inputs([*site.node.inputs[:2], moved])
         site.node.set_input(1, shared[key])
 
 
+class _Shared:
+    """Codes of weights, each once, and for every graph what gives the numbers back: a body does not see what another
+    computes."""
+
+    def __init__(self) -> None:
+        self._codes: dict[Weights, tuple[Value, Value, Value]] = {}
+        self._back: dict[tuple[Weights, Graph], Value] = {}
+
+    def back(self, site: Site, codes: Array, steps: Array) -> Value:
+        """The numbers of a layer's weights; codes have the axis of outputs in front."""
+        key, weight = weights_of(site), site.weight
+        if key not in self._codes:
+            self._codes[key] = (
+                beside(weight, np.ascontiguousarray(np.moveaxis(codes, 0, site.outputs)), "codes"),
+                beside(weight, steps, "scale"),
+                beside(weight, np.zeros(steps.shape, np.int8), "zero"),
+            )
+        if (key, site.graph) not in self._back:
+            name = f"{site.name}.weight.dequantize"
+            made = builder(site.node, ORIGIN).DequantizeLinear(*self._codes[key], axis=site.outputs, _name=name)
+            self._back[key, site.graph] = made
+        return self._back[key, site.graph]
+
+
 def _layer(
-    site: Site,
-    rounding: Rounding,
-    scales: Mapping[str, np.float32],
-    mean: Array | None,
-    shared: dict[Weights, Value],
+    site: Site, rounding: Rounding, scales: Mapping[str, np.float32], mean: Array | None, shared: _Shared
 ) -> None:
     node = site.node
-    ops = builder(node, ORIGIN)
     first, steps, lost = rounding.codes(site)
     bias = _bias(site, lost, mean)
-    name, key = site.weight.name, weights_of(site)
-    if key not in shared:
-        shared[key] = ops.DequantizeLinear(
-            ops.constant(np.ascontiguousarray(np.moveaxis(first, 0, site.outputs)), f"{name}.codes"),
-            ops.constant(steps, f"{name}.scale"),
-            ops.constant(np.zeros(steps.shape, np.int8), f"{name}.zero"),
-            axis=site.outputs,
-            _name=f"{site.name}.weight.dequantize",
-        )
-    node.set_input(1, shared[key])
+    node.set_input(1, shared.back(site, first, steps))
     if node.op == "MatMul" and mean is not None:
         _later_bias(site, mean_loss(site, lost, mean))
         return
@@ -236,7 +251,7 @@ def _layer(
     fine = (data * steps).astype(np.float32)
     whole = np.rint(bias / fine)
     if np.abs(whole).max(initial=0) < 2**31:
-        name = name if site.bias is None else site.bias.name
+        ops, name = builder(node, ORIGIN), (site.bias or site.weight).name
         back = ops.DequantizeLinear(
             ops.constant(whole.astype(np.int32), f"{name}.whole"),
             ops.constant(fine, f"{name}.whole.scale"),

@@ -51,7 +51,7 @@ class Switches:
         self._scheme = Integers(8, signed, "tensor", signed=signed)
         self._code = DType.int8 if signed else DType.uint8
         made, rounding = copied(graph), rounding or Rounding()
-        for site in find_sites(made):
+        for site in find_sites(made, bodies=True):
             if site.name in self.names:
                 self._switch(made, site, f"switch{self.names.index(site.name)}", means.get(site.name), rounding)
         self._session = Session(made, config)
@@ -103,9 +103,10 @@ class NarrowSwitches:
     ) -> None:
         made = copied(graph)
         self.names: list[str] = []
-        sites = {id(site.node): site for site in find_sites(made) if site.name in products}
-        inside = {id(node) for site in find_sites(made) for node in tail(site.node).nodes}
-        for node in list(made):
+        every = find_sites(made, bodies=True)
+        sites = {id(site.node): site for site in every if site.name in products}
+        inside = {id(node) for site in every for node in tail(site.node).nodes}
+        for node in list(made.all_nodes()):
             site = sites.get(id(node))
             read = [] if id(node) in inside else _read_rounded(node, stored)
             if site is None and not read:

@@ -74,6 +74,8 @@ def _next_reader(inside: Mapping[int, Value], region: Sequence[Node]) -> Node | 
         for node, _ in value.uses:
             if any(node is each for each in region) or node.domain or node.op not in _POINTWISE:
                 continue
+            if node.graph is not value.owner:  # a body may be computed never, or often
+                continue
             if all(v is None or v.const is not None or id(v) in inside for v in node.inputs):
                 return node
     return None

@@ -9,14 +9,13 @@ import numpy as np
 
 from ranvier.errors import InvalidConfig
 from ranvier.graph.ir import Graph, Node, Value
-from ranvier.graph.tensors import ConstTensor
 from ranvier.passes.edit import builder, bypass
 from ranvier.quantize import Awq, Gptq, InputMoments, Integers, Quantized, scheme
 from ranvier.quantize.schemes import added_names, takes
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.coded_forms import bnb4_form, nbits_form
 from ranvier.runtime.quantizing.grouped import LEAST_GROUP, MOST_GROUP, at_most, in_groups, storable
-from ranvier.runtime.quantizing.sites import Site, named_in_errors
+from ranvier.runtime.quantizing.sites import Site, beside, named_in_errors
 
 ORIGIN = "quantize"
 _BIAS = 5  # where MatMulNBits has it
@@ -66,11 +65,9 @@ def quantize_weights(
     for key, those in sharing.items():
         if key not in known:
             read = dict.fromkeys(site.data.name for site in those)
-            inside = any(site.graph is not graph for site in those)  # no sample was looked at there
             with named_in_errors(those[0].name):
                 found = [each for data in read if (each := (moments or {}).get(data)) is not None]
-                how = f"uint{bits}" if inside and name in CALIBRATED else name
-                known[key] = codes_of(np.ascontiguousarray(those[0].matrix), how, group, found, bits)
+                known[key] = codes_of(np.ascontiguousarray(those[0].matrix), name, group, found, bits)
         _write(those, known[key], level)
 
 
@@ -156,9 +153,7 @@ def _float8(sites: Sequence[Site], coded: Quantized) -> None:
 
 def _constants(sites: Sequence[Site], arrays: Iterable[Array], names: Iterable[str]) -> list[Value]:
     """Where the weights are that they stand for, so that whoever reads those sees them too."""
-    weight = sites[0].weight
-    assert weight.owner is not None
-    return [weight.owner.add_constant(ConstTensor.of(x), f"{weight.name}.{name}") for x, name in zip(arrays, names)]
+    return [beside(sites[0].weight, array, name) for array, name in zip(arrays, names)]
 
 
 def put_instead(node: Node, made: Node, bias: Value | None = None) -> None:

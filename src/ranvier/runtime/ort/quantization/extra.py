@@ -14,19 +14,25 @@ from ranvier.errors import InvalidConfig, nearest
 from ranvier.logs import logger
 from ranvier.records import dataclass
 
+_BODIES_OPTION = "EnableSubgraph"
 _INSTEAD = "`ranvier quantize` evens out channels by itself"
 # options with the one value that is the same here, and what there is instead of others
 _FIXED: dict[str, tuple[Any, str]] = {
     "ActivationRestrictedAsymmetric": (False, "a zero point lies where the range puts it; see ActivationSymmetric"),
     "AddQDQPairToWeight": (False, "weights are stored as codes"),
     "BlockSize": (0, "for weights in blocks see MatMulNBitsQuantizer"),
-    "EnableSubgraph": (False, "layers in bodies of If and Loop stay in float"),
     "OpTypesToExcludeOutputQuantization": ([], "leave nodes out by nodes_to_exclude"),
     "QuantizeBias": (True, "biases are whole numbers of the sums' own scale"),
     "SmoothQuant": (False, _INSTEAD),
     "TensorQuantOverrides": ({}, "leave nodes out by nodes_to_exclude"),
     "UseQDQContribOps": (False, "the standard's operators are written"),
     "WeightSymmetric": (True, "codes of weights lie evenly about zero"),
+}
+_STATIC_FIXED: dict[str, tuple[Any, str]] = {
+    _BODIES_OPTION: (
+        False,
+        "layers in bodies of If and Loop stay in float; `ranvier quantize` codes them",
+    ),
 }
 _DYNAMIC_FIXED: dict[str, tuple[Any, str]] = {
     "ActivationSymmetric": (False, "DynamicQuantizeLinear finds a zero point"),
@@ -61,7 +67,7 @@ class StaticExtra:
 
 
 def static_extra(given: Mapping[str, Any] | None) -> StaticExtra:
-    options = _checked(given, _FIXED, _IDLE | _STATIC_IDLE, {"ActivationSymmetric", *_OF_SAMPLES})
+    options = _checked(given, {**_FIXED, **_STATIC_FIXED}, _IDLE | _STATIC_IDLE, {"ActivationSymmetric", *_OF_SAMPLES})
     defaults = StaticExtra()
     return StaticExtra(
         bool(options.get("ActivationSymmetric", False)),
@@ -74,9 +80,12 @@ def static_extra(given: Mapping[str, Any] | None) -> StaticExtra:
     )
 
 
-def check_dynamic_extra(given: Mapping[str, Any] | None) -> None:
-    """Nothing of it is honoured where ranges come with the data; what asks for something else is refused."""
-    _checked(given, {**_FIXED, **_DYNAMIC_FIXED}, _IDLE | _OF_SAMPLES | {"CalibMaxIntermediateOutputs"}, set())
+def with_bodies(given: Mapping[str, Any] | None) -> bool:
+    """Whether layers in bodies of branches and loops are meant too: the one option that is honoured where ranges come
+    with the data; what asks for something else is refused."""
+    idle = _IDLE | _OF_SAMPLES | {"CalibMaxIntermediateOutputs"}
+    options = _checked(given, {**_FIXED, **_DYNAMIC_FIXED}, idle, {_BODIES_OPTION})
+    return bool(options.get(_BODIES_OPTION, False))
 
 
 def _checked(
@@ -126,4 +135,4 @@ def _number(
     return value  # type: ignore[no-any-return]
 
 
-__all__ = ["StaticExtra", "check_dynamic_extra", "static_extra"]
+__all__ = ["StaticExtra", "static_extra", "with_bodies"]

@@ -75,7 +75,7 @@ def quantize_static(
     if not sites:
         warn_once(f"nothing to quantize: {target}", "no layer of this model can be quantized, or none was chosen")
     rounded = _results(sites) if operators else []
-    names = [*coded_values(graph, sites, left=left), *rounded]
+    names = [*coded_values(sites, left=left), *rounded]
     ranges, means = ranges_and_means(graph, sites, names, feeds, method, extra, config)
     put_codes(
         graph,
