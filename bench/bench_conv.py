@@ -6,7 +6,10 @@ minimum of many calls counts, because neighbours on the machine only ever add ti
 With --bf16 the layers run in bfloat16 with float32 sums, against our own float32 kernels and against OpenVINO, of which
 the time of the convolution alone counts (its own profile), not that of the conversions around it.
 
-    python bench/bench_conv.py [name …] [--isa avx2] [--seconds 0.6] [--no-winograd] [--bf16]
+With --int8 they read and write codes of 8 bits, channels-last on both sides here, against our own float32 kernels and
+against ONNX Runtime's QLinearConv, which has to change the order of what it reads and writes.
+
+    python bench/bench_conv.py [name …] [--isa avx2] [--seconds 0.6] [--no-winograd] [--bf16 | --int8]
 """
 
 from __future__ import annotations
@@ -28,15 +31,16 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from ranvier import dtypes
 from ranvier.codegen.llvm.conv import ConvShape, conv, pack_weights, takes_any_layout
+from ranvier.codegen.llvm.integer import integer_conv, integer_depthwise, pack_depthwise, pack_filters
 from ranvier.codegen.llvm.isa import Isa, chosen
 from ranvier.codegen.loops.ir import Const, Epilogue, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
+from ranvier.dtypes import DType
 from tests.codegen import harness
 
 Array = np.ndarray[Any, Any]
-F32, BF16 = dtypes.DType.float32, dtypes.DType.bfloat16
+F32, BF16, U8 = DType.float32, DType.bfloat16, DType.uint8
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ LAYERS = (
     Layer("detector 3x3 64", 80, 64, 64, 3),
     Layer("detector 3x3 32", 160, 32, 32, 3),
     Layer("vgg 3x3 256", 56, 256, 256, 3),
+    Layer("gray 5x5 1-64", 224, 1, 64, 5),
+    Layer("3x3 10-20", 56, 10, 20, 3),
 )
 
 
@@ -180,7 +186,7 @@ def peer(layer: Layer, x: Array, w: Array, bias: Array) -> Callable[[], Array]:
 
 
 def ours(
-    layer: Layer, x: Array, w: Array, bias: Array, isa: Isa, winograd: bool, dtype: dtypes.DType = F32
+    layer: Layer, x: Array, w: Array, bias: Array, isa: Isa, winograd: bool, dtype: DType = F32
 ) -> tuple[Callable[[], None], Array]:
     pads = (layer.pad,) * 4
     shape = ConvShape.conv(x.shape, w.shape, strides=(layer.stride,) * 2, pads=pads, group=layer.group)
@@ -231,7 +237,7 @@ def fma_peak(isa: Isa) -> float:
     room = harness.aligned(64 * chains, 0)
     count = 200_000
     least = min(_timed(lambda: function(count, room.ctypes.data)) for _ in range(40))
-    return 2 * lanes * chains * count / least / 1e9
+    return float(2 * lanes * chains * count / least / 1e9)
 
 
 def tile_peak(isa: Isa) -> float:
@@ -265,6 +271,104 @@ def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+_SCALE = 0.02  # of inputs, weights and outputs
+_ZERO = 100  # the code of zero in inputs
+
+
+def coded(rng: np.random.Generator, layer: Layer) -> tuple[Array, Array, Array]:
+    """Codes of an input, of weights, and a bias of sums."""
+    x = rng.integers(0, 256, (1, layer.cin, layer.size, layer.size)).astype(np.uint8)
+    w = rng.integers(-9, 10, (layer.cout, layer.cin // layer.group, layer.kernel, layer.kernel)).astype(np.int8)
+    return x, w, rng.integers(-900, 900, layer.cout).astype(np.int32)
+
+
+def ours_int8(layer: Layer, x: Array, w: Array, bias: Array, isa: Isa) -> tuple[Callable[[], None], Array]:
+    pads = (layer.pad,) * 4
+    if 1 < layer.cin < 4:  # planes are put side by side four at a time
+        x, w = (np.pad(each, ((0, 0), (0, 4 - layer.cin), (0, 0), (0, 0))) for each in (x, w))
+    shape = ConvShape.conv(x.shape, w.shape, strides=(layer.stride,) * 2, pads=pads, group=layer.group)
+    source, zero = harness.aligned(x.nbytes), harness.aligned(1)
+    source[:], zero[:] = x.transpose(0, 2, 3, 1).reshape(-1), _ZERO
+    x_view = View(harness.view_of(source).storage, U8, x.shape, dense_last(x.shape))
+    target = harness.aligned(shape.pixels * layer.cout)
+    out = View.temporary(U8, (1, layer.cout, *shape.out[1:]), (0, 2, 3, 1))
+    moved = bias - _ZERO * w.astype(np.int32).sum((1, 2, 3))
+    operand = Operand(View.constant(moved.astype(np.int32), DType.int32), (0, 0, 1))
+    total = Op("cast", (Op("add", (Result(0, DType.int32), Load(0, DType.int32)), DType.int32),), F32)
+    scale = np.full(layer.cout, _SCALE * _SCALE, np.float32)
+    scales = Operand(View.constant(scale, F32), (0, 0, 1))
+    number = Op("max", (Op("mul", (total, Load(1, F32)), F32), Const(0.0, F32)), F32)
+    step = Load(2, F32)
+    quotient = Op("quotient", (number, step, Op("reciprocal", (step,), F32)), F32)
+    value = Op("cast", (Op("round", (quotient,), F32),), U8)
+    one = Operand(View.constant(np.array([_SCALE], np.float32), F32), (0, 0, 0))
+    epilogue = Epilogue(value, (operand, scales, one))
+    zero_view = harness.view_of(zero)
+    if layer.group == layer.cin > 1:
+        packed = pack_depthwise(w, np.zeros(1, np.int8), isa, shape)
+        launches = integer_depthwise(x_view, zero_view, packed, out, shape, isa, epilogue=epilogue)
+    else:
+        launches = integer_conv(x_view, zero_view, pack_filters(w, isa, shape), out, shape, isa, epilogue=epilogue)
+    bound = {x_view.storage: source, zero_view.storage: zero, out.storage: target}
+    result = target.reshape(1, *shape.out[1:], layer.cout).transpose(0, 3, 1, 2)
+    return harness.Runner(launches, isa, bound), result
+
+
+def dense_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    _, c, h, w = shape
+    return c * h * w, 1, w * c, c
+
+
+def peer_int8(layer: Layer, x: Array, w: Array, bias: Array) -> Callable[[], Array]:
+    names = ["x", "xs", "xz", "w", "s", "wz", "s", "oz", "b"]
+    constants = {
+        "xs": np.float32(_SCALE),
+        "s": np.float32(_SCALE),
+        "xz": np.uint8(_ZERO),
+        "w": w,
+        "wz": np.int8(0),
+        "oz": np.uint8(0),
+        "b": bias,
+    }
+    attributes = {"strides": [layer.stride] * 2, "pads": [layer.pad] * 4, "group": layer.group}
+    node = helper.make_node("QLinearConv", names, ["y"], kernel_shape=[layer.kernel] * 2, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, None)],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    result: Array = session.run(None, {"x": x})[0]
+    return lambda: np.asarray(session.run(None, {"x": x})[0]) if result.size else result
+
+
+def in_int8(names: list[str], isa: Isa, seconds: float) -> None:
+    heads = ("ours µs", "f32 µs", "ORT µs", "ORT/ours", "f32/ours", "GOP/s", "differ")
+    print(f"{'layer':26} " + " ".join(f"{h:>8}" for h in heads))
+    rng = np.random.default_rng(0)
+    ratios: list[tuple[float, float]] = []
+    for layer in chosen_layers(names):
+        plain, _ = ours(layer, *layer.tensors(rng), isa, True)
+        x, w, bias = coded(rng, layer)
+        small, result = ours_int8(layer, x, w, bias, isa)
+        theirs = peer_int8(layer, x, w, bias)
+        least = best({"f32": plain, "int8": small, "ort": theirs}, seconds)
+        rate = 2.0 * result.size * w[0].size / least["int8"] / 1e9
+        differ = int((result != theirs()).sum())
+        ratios.append((least["ort"] / least["int8"], least["f32"] / least["int8"]))
+        times = " ".join(f"{least[k] * 1e6:8.1f}" for k in ("int8", "f32", "ort"))
+        shares = " ".join(f"{r:8.2f}" for r in ratios[-1])
+        print(f"{layer.name:26} {times} {shares} {rate:8.0f} {differ:8}", flush=True)
+    for k, name in enumerate(("ONNX Runtime", "our float32")):
+        mean = float(np.exp(np.mean(np.log([r[k] for r in ratios]))))
+        print(f"geometric mean of {name} / ours: {mean:.3f}")
 
 
 def chosen_layers(names: list[str]) -> list[Layer]:
@@ -302,10 +406,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.6)
     parser.add_argument("--no-winograd", action="store_true")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--int8", action="store_true")
     given = parser.parse_args()
     isa = chosen(given.isa)
     if given.bf16:
         in_bf16(given.names, isa, given.seconds)
+        return
+    if given.int8:
+        in_int8(given.names, isa, given.seconds)
         return
     peak = fma_peak(isa)
     print(f"{isa.name}: FMA peak {peak:.0f} GFLOP/s")

@@ -13,13 +13,14 @@ from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.matmul import integer_matmul
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
-from ranvier.codegen.llvm.integer.padded import reads_padded
+from ranvier.codegen.llvm.integer.padded import begins_lines, reads_padded
 from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.integer.table import table_lookup
 
 __all__ = [
     "PackedCodes",
     "Recurrent",
+    "begins_lines",
     "column_sums",
     "dot_of",
     "dot_of_filters",

@@ -26,14 +26,14 @@ from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, TILES, WORDS, Dot, tuned_dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
-from ranvier.codegen.llvm.integer.pack import PackedCodes, pack_codes, put_right
-from ranvier.codegen.llvm.integer.padded import padded_conv, reads_padded
-from ranvier.codegen.llvm.integer.product import FINISH_US, NEAR_BYTES, micro_kernels, row_blocks
+from ranvier.codegen.llvm.integer.pack import NEAR_BYTES, PackedCodes, moved_right, pack_codes, put_right
+from ranvier.codegen.llvm.integer.padded import begins_lines, padded_conv, reads_padded
+from ranvier.codegen.llvm.integer.product import FINISH_US, micro_kernels, row_blocks
 from ranvier.codegen.llvm.integer.strip import Strip
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
-from ranvier.dtypes import DType
+from ranvier.dtypes import DType, of
 
 Array = np.ndarray[Any, Any]
 _ROWS_BYTES = 128 << 10  # gathered rows of one block …
@@ -61,9 +61,15 @@ def dot_of_filters(isa: Isa, shape: ConvShape) -> Dot:
 
 def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
     """Filters [cout, cin / group, *kernel] as a matrix per group: taps and channels by outputs."""
+    dot = dot_of_filters(isa, shape)
     by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).swapaxes(-1, -2)
-    matrix = by_tap.reshape(shape.group, shape.width, shape.taps * shape.depth).swapaxes(-1, -2)
-    return pack_codes(matrix, isa, rows_hint=pixels_hint(shape), dot=dot_of_filters(isa, shape))
+    lined = begins_lines(shape, dot, isa)
+    if lined:
+        lines = by_tap.reshape(1, shape.width, shape.taps // shape.kernel[2], shape.kernel[2] * shape.depth)
+        nothing = moved_right(of(w))
+        by_tap = np.pad(lines, (*((0, 0),) * 3, (0, -lines.shape[-1] % dot.group)), constant_values=-nothing)
+    matrix = by_tap.reshape(shape.group, shape.width, -1).swapaxes(-1, -2)
+    return replace(pack_codes(matrix, isa, rows_hint=pixels_hint(shape), dot=dot), lined=lined)
 
 
 def pixels_hint(shape: ConvShape) -> int:
@@ -117,8 +123,16 @@ def integer_conv(
     """
     if shape.is_empty:
         return []
-    if reads_padded(shape, packed):
-        return [padded_conv(x, zero, packed, out, shape, isa, epilogue, threads)]
+    # filters of all groups lie side by side in the result
+    columns = None if packed.shift is None or apart else View.dense(packed.shift.storage, DType.int32, (shape.cout,))
+    reach = packed.reach
+    if not apart:
+        epilogue, _ = put_right(x.dtype, replace(packed, batch=(), shift=columns), epilogue, (), isa, threads)
+        reach = None if reach is None else reach.reshape(-1)
+    elif reach is not None:
+        reach = reach.reshape(-1, shape.cout).max(axis=0)
+    if not apart and reads_padded(shape, packed, isa):
+        return [padded_conv(x, zero, packed, out, shape, isa, epilogue, threads, reach)]
     dot = packed.dot
     item = _item(dot)
     row_bytes = packed.k * 4
@@ -182,14 +196,6 @@ def integer_conv(
         "apart": apart,
         "finished": finished,
     }
-    # filters of all groups lie side by side in the result
-    columns = None if packed.shift is None or apart else View.dense(packed.shift.storage, DType.int32, (shape.cout,))
-    reach = packed.reach
-    if not apart:
-        epilogue, _ = put_right(x.dtype, replace(packed, batch=(), shift=columns), epilogue, (), isa, threads)
-        reach = None if reach is None else reach.reshape(-1)
-    elif reach is not None:
-        reach = reach.reshape(-1, shape.cout).max(axis=0)
     done = finish_of(epilogue, out, reach, shortens=dot is SIGNED)
     micro = micro_kernels(Cut(rows, 1), cut, packed, x.dtype)[::2]
     if finishes_together(packed):

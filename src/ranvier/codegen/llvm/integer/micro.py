@@ -19,6 +19,7 @@ _SHORT_CHAINS = 3  # … and three of latency 1, where products are added apart
 _UNROLLED = 4  # groups of K at a time where there are few chains
 _AHEAD = 1024  # bytes of B fetched ahead of their use
 _PICKED = 4  # groups of a row in a register
+_BYTES = 4  # of a group of A
 
 
 @dataclass(frozen=True)
@@ -90,25 +91,32 @@ class MicroEmitter:
 
     def multiply(self, first: Val, step: Val, count: Val) -> None:
         """Rows from ``first`` on, one step apart, times the panel."""
+        self.run(self.rows_from(first, step), self.fn.i64(0), count)
+
+    def rows_from(self, first: Val, step: Val) -> list[Val]:
+        """A pointer of its own for every row: else each costs an addition in every step."""
+        fn = self.fn
+        return [fn.opaque(start) for start in [fn.gep(first, step * r) for r in range(self.micro.rows)]]
+
+    def run(self, rows: list[Val], first: Val, count: Val) -> None:
+        """So many groups of rows, from a byte of them on, times those of the panel that come next."""
         fn, at_once = self.fn, self.at_once
-        # a pointer of its own for every row: else each costs an addition in every step
-        starts = [fn.gep(first, step * r) for r in range(self.micro.rows)]
-        rows = [fn.opaque(start) for start in starts]
         whole = fn.and_(count, -at_once) if at_once > 1 else count
-        with fn.loop(0, whole, at_once) as k:
+        middle, end = first + whole * _BYTES, first + count * _BYTES
+        with fn.loop(first, middle, at_once * _BYTES) as k:
             self._steps(rows, k, at_once)
             self.b.set(fn.gep(self.b.get(), self.deep * at_once))
         if at_once > 1:
-            with fn.loop(whole, count) as k:
+            with fn.loop(middle, end, _BYTES) as k:
                 self._steps(rows, k, 1)
                 self.b.set(fn.gep(self.b.get(), self.deep))
 
     def _steps(self, rows: list[Val], k: Val, count: int) -> None:
-        """So many groups of K, from ``k`` on."""
+        """So many groups of K, from byte ``k`` on."""
         fn = self.fn
         held: list[list[Val]] | None = None
         if self.picks:
-            held = [spread_groups(fn, self.isa, fn.gep(row, k, "i32"), count) for row in rows]
+            held = [spread_groups(fn, self.isa, fn.gep(row, k), count) for row in rows]
         for u in range(count):
             self._step(rows, k, u, held)
 
@@ -124,7 +132,7 @@ class MicroEmitter:
                 for acc, part in zip(sums[r], panel, strict=True):
                     acc.set(multiply_add(fn, self.isa, acc.get(), part, held[r][u]))
                 continue
-            group = fn.load("i32", fn.gep(fn.gep(row, k, "i32"), u, "i32"), 1)
+            group = fn.load("i32", fn.gep(fn.gep(row, k), u, "i32"), 1)
             wide = fn.splat(group, self.lanes)
             for acc, part in zip(sums[r], panel, strict=True):
                 acc.set(multiply_add(fn, self.isa, acc.get(), wide, part))

@@ -17,7 +17,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
-from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, TILES, Dot, dot_for, shapes_of
+from ranvier.codegen.llvm.integer.dots import BYTES, HALF, SIGNED, TILES, Dot, dot_for, shapes_of
 from ranvier.codegen.llvm.integer.panels import put_into_panels
 from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.isa import Isa
@@ -44,6 +44,8 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
+NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
+_SOME_ROWS = 8
 
 
 def moved_right(dtype: DType) -> int:
@@ -76,6 +78,7 @@ class PackedCodes:
     dot: Dot
     shift: View | None = None  # [..., N] of int32: what moving codes of A adds, negated
     reach: Array | None = None  # [..., N]: how large sums can be, where it is known and of use
+    lined: bool = False  # of filters: whether every line of taps begins a group
 
     @property
     def nbytes(self) -> int:
@@ -88,8 +91,8 @@ class PackedCodes:
 
 
 def panels_for(m: int, n: int, deep: int, isa: Isa, dot: Dot) -> Panels:
-    if dot is TILES:
-        return Panels.of(n, isa.lanes(4), 2)
+    if dot is TILES or (dot is BYTES and m >= _SOME_ROWS and deep * n * dot.unit > NEAR_BYTES):
+        return Panels.of(n, isa.lanes(4), 2)  # what is read from afar meets as many rows as it can
     return Panels.of(n, isa.lanes(4), best_tile(max(1, m), n, deep, shapes_of(isa), 4).vectors)
 
 

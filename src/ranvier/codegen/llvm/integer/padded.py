@@ -1,4 +1,4 @@
-"""Convolutions of 8-bit codes by tiles that read their rows from a padded copy of the image.
+"""Convolutions of 8-bit codes that read their rows from a padded copy of the image.
 
 The input under a block of output rows is copied with its padding. A row of the copy holds as many pixels as its outputs
 times the stride, so that stepping over the end of one row of outputs leads to the next: all pixels of a block are one
@@ -8,7 +8,8 @@ channels are a step of less than a line: a whole row of taps where a line holds 
 
 Of a 1x1 convolution rows are the pixels where they lie, or where they were put side by side if it has a stride.
 
-Sums wait in one of two blocks of scratch, so that a tile is finished while the next one is multiplied.
+With the matrix unit sums wait in one of two blocks of scratch, so that a tile is finished while the next one is
+multiplied; with vector units those of many pixels wait, and are finished together.
 """
 
 from __future__ import annotations
@@ -25,19 +26,23 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
-from ranvier.codegen.llvm.integer.dots import TILES
+from ranvier.codegen.llvm.integer.dots import BYTES, TILES, Dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import PackedCodes
-from ranvier.codegen.llvm.integer.padded_driver import NAMES, OPERANDS, PaddedDriver
-from ranvier.codegen.llvm.integer.product import FINISH_US
+from ranvier.codegen.llvm.integer.padded_copy import NAMES, OPERANDS
+from ranvier.codegen.llvm.integer.padded_driver import PaddedDriver
+from ranvier.codegen.llvm.integer.padded_strips import NAMES_OF_STRIPS, StripDriver
+from ranvier.codegen.llvm.integer.product import FINISH_US, most_rows
+from ranvier.codegen.llvm.integer.reach import Array
 from ranvier.codegen.llvm.integer.segments import segments_spec
+from ranvier.codegen.llvm.integer.strip import Strip
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-_GOPS = 1500.0  # rough speed of one core
+_TILE_GOPS, _GOPS = 1500.0, 400.0  # rough speed of one core
 _NEAR = 96 << 10  # bytes of a block, of its results and of what is added to them …
 _FAR = 384 << 10  # … and where filters are too large to be read again for every block
 _REREAD = 512 << 10
@@ -45,31 +50,47 @@ _OTHERS = tuple(size << 10 for size in (32, 64, 192, 384, 768))
 _GROUP = 4  # bytes that are multiplied at once
 _LEAST_OF_MANY = 32  # bytes of a step of more channels than one step multiplies
 _MANY = 1 << 40
+_SUMS_BYTES, _PANELS = 16 << 10, 4  # of strips, that are finished together
 
 
-def reads_padded(shape: ConvShape, packed: PackedCodes) -> bool:
-    """Whether packed filters have their depth in segments that a padded copy has: lines of channels for every tap, or
-    less than a line for every tap or row of taps."""
-    if packed.dot is not TILES or shape.group > 1:
+def reads_padded(shape: ConvShape, packed: PackedCodes, isa: Isa) -> bool:
+    """Whether packed filters have their depth in segments that a padded copy has."""
+    if packed.dot not in (TILES, BYTES) or not _is_flat(shape):
         return False
-    if shape.kernel[0] != 1 or shape.size[0] != 1 or shape.begin[0] != 0:
-        return False
+    if packed.dot is BYTES:
+        whole = _segment(shape, BYTES) % _GROUP == 0 or (_is_joined(shape, BYTES) and shape.kernel[1] == 1)
+        return isa.masks and (whole or packed.lined)
+    # lines of channels for every tap, or less than a line for every tap or row of taps
     if shape.depth % tiles.LINE == 0:
         return True
     # where many channels come in steps of a few, rows that are put together are quicker
     least = _LEAST_OF_MANY if shape.depth > tiles.LINE else _GROUP
-    return shape.depth % _GROUP == 0 and shape.taps > 1 and _segment(shape) >= least
+    return shape.depth % _GROUP == 0 and shape.taps > 1 and _segment(shape, packed.dot) >= least
 
 
-def _is_joined(shape: ConvShape) -> bool:
+def begins_lines(shape: ConvShape, dot: Dot, isa: Isa) -> bool:
+    """Whether filters are packed with every line of taps at the beginning of a group, so that it is a segment."""
+    joined = _is_flat(shape) and _is_joined(shape, dot) and shape.kernel[1] > 1
+    return joined and dot is BYTES and isa.masks and shape.kernel[2] * shape.depth % _GROUP != 0
+
+
+def _is_flat(shape: ConvShape) -> bool:
+    """An image in one plane, one group of channels."""
+    return shape.group == 1 and shape.kernel[0] == 1 and shape.size[0] == 1 and shape.begin[0] == 0
+
+
+def _is_joined(shape: ConvShape, dot: Dot) -> bool:
     """Whether a row of taps is one segment: its pixels lie side by side, and a step of tiles holds them."""
-    return shape.dilations[2] == 1 and shape.kernel[2] * shape.depth <= tiles.LINE
+    return shape.dilations[2] == 1 and (dot is not TILES or shape.kernel[2] * shape.depth <= tiles.LINE)
 
 
-def _segment(shape: ConvShape) -> int:
-    """Bytes that one step of tiles multiplies, of a line at most: a row of taps, or an equal part of a pixel."""
-    if _is_joined(shape):
+def _segment(shape: ConvShape, dot: Dot) -> int:
+    """Bytes that are multiplied in one go: a row of taps, or a pixel; with tiles a line at most, or an equal part of a
+    pixel."""
+    if _is_joined(shape, dot):
         return shape.kernel[2] * shape.depth
+    if dot is not TILES:
+        return shape.depth
     groups = shape.depth // _GROUP
     return _GROUP * max(part for part in range(1, tiles.LINE // _GROUP + 1) if groups % part == 0)
 
@@ -109,7 +130,7 @@ class _Block:
         copy_line = line * sw * shape.depth
         high = -(-((rows - 1) * sh + (kh - 1) * dh + 1) // sh)
         plane = high * copy_line + tiles.LINE  # a last pixel may write more than itself
-        beyond = tiles.ROWS * sw * shape.depth  # rows of a last tile that do not exist are read too
+        beyond = (tiles.ROWS // shape.out[2] + 1) * copy_line  # rows of a last tile that do not exist are read too
         return cls(line, copy_line, plane, sh * plane + beyond)
 
     def pixels(self, shape: ConvShape, rows: int) -> int:
@@ -125,16 +146,18 @@ def padded_conv(
     isa: Isa,
     epilogue: Epilogue | None,
     threads: int,
+    reach: Array | None = None,
 ) -> Launch:
+    dot = packed.dot
     flops, traffic = shape.flops, float(x.nbytes + packed.nbytes + out.nbytes)
     target = Pixels.of(out)
     x, shape = _every(x, shape)
     place = Pixels.of(x)
     # rows of one pixel, as above: those that lie evenly need no copy
     in_place = shape.taps == 1 and shape.strides == (1, 1, 1) and shape.size == shape.out and shape.out[2] == 1
-    in_place = in_place and shape.begin == (0, 0, 0)
+    in_place = in_place and shape.begin == (0, 0, 0) and not dot.turns(x.dtype) and shape.depth % _GROUP == 0
     cut = packed.panels.cut
-    work = flops / _GOPS / 1e3 + shape.n * shape.cout * shape.pixels * FINISH_US
+    work = flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3 + shape.n * shape.cout * shape.pixels * FINISH_US
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
     block_rows = tuning.choose(
         "integer rows",
@@ -150,9 +173,9 @@ def padded_conv(
     if shape.n * blocks < wanted:
         panel_group = max(1, cut.count * shape.n * blocks // wanted)
     panel_groups = -(-cut.count // panel_group)
-    offsets, groups = _segments(shape, block)
-    rows = Cut.of(block.pixels(shape, block_rows), tiles.ROWS).size
+    offsets, groups = _segments(shape, block, dot)
     wide = cut.size * isa.vector_bytes
+    way = (_by_tiles if dot is TILES else _in_strips)(x, packed, shape, block, block_rows, panel_group, in_place, isa)
     dropped = block.line > shape.out[2]
     numbers = {
         **dict(zip(("xn", "xh", "xw"), (place.n, place.h, place.w))),
@@ -172,7 +195,6 @@ def padded_conv(
         "copy_line": block.copy_line,
         "plane": block.plane,
         "a_step": place.h if in_place else shape.strides[2] * shape.depth,
-        "rows": rows,
         "block_rows": block_rows,
         "blocks": blocks,
         "segments": len(offsets),
@@ -184,30 +206,67 @@ def padded_conv(
         "panel_group": panel_group,
         "panel_groups": panel_groups,
         "width": shape.width,
+        **way.numbers,
     }
-    done = finish_of(epilogue, out)
-    micro = [
-        Code(segments_spec(x.dtype, packed.dot.right, vectors, short=_segment(shape) < tiles.LINE, groups=packed.k))
-        for vectors in (cut.size, cut.size - 1 if cut.large < cut.count else cut.size)
-    ]
+    done = finish_of(epilogue, out, reach)
     count = shape.n * blocks * panel_groups
     return Launch(
-        _spec(in_place),
+        way.driver,
         (
             *(At.of(x), At(packed.storage), At.of(out), At.of(zero), At(_offsets(offsets))),
-            *micro,
+            *map(Code, way.micro),
             Code(done.spec),
             *done.buffers,
         ),
-        (*in_order(NAMES, numbers), *done.dims),
+        (*in_order(way.names, numbers), *done.dims),
         tiles=count,
         writes=(out.storage,),
         grain=grain(count, work, threads),
-        scratch=2 * rows * wide + (0 if in_place else -(-block.nbytes // tiles.LINE) * tiles.LINE),
+        scratch=way.sums + (0 if in_place else -(-block.nbytes // tiles.LINE) * tiles.LINE),
         flops=flops,
         traffic=traffic,
         label="integer conv",
     )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Who multiplies: a driver with the names of its numbers, those that it alone has among them, and kernels for wide
+    panels and others."""
+
+    driver: KernelSpec
+    names: tuple[str, ...]
+    numbers: dict[str, int]
+    micro: tuple[KernelSpec, ...]
+    sums: int  # bytes of scratch
+
+
+def _widths(cut: Cut) -> tuple[int, int]:
+    """Vectors of wide panels and of others."""
+    return cut.size, cut.size - 1 if cut.large < cut.count else cut.size
+
+
+def _by_tiles(
+    x: View, packed: PackedCodes, shape: ConvShape, block: _Block, high: int, group: int, in_place: bool, isa: Isa
+) -> _Way:
+    cut, short = packed.panels.cut, _segment(shape, packed.dot) < tiles.LINE
+    rows = Cut.of(block.pixels(shape, high), tiles.ROWS).size
+    kinds = (segments_spec(x.dtype, packed.dot.right, width, short=short, groups=packed.k) for width in _widths(cut))
+    return _Way(_tile_driver(in_place), NAMES, {"rows": rows}, tuple(kinds), 2 * rows * cut.size * isa.vector_bytes)
+
+
+def _in_strips(
+    x: View, packed: PackedCodes, shape: ConvShape, block: _Block, high: int, group: int, in_place: bool, isa: Isa
+) -> _Way:
+    cut, pixels = packed.panels.cut, high * shape.out[2]
+    rows = Cut.of(pixels, most_rows(isa, cut.size)).size
+    together = min(_PANELS, group)
+    step = together * cut.size * isa.vector_bytes
+    finished = min(-(-pixels // rows), max(1, _SUMS_BYTES // (rows * step))) * rows
+    numbers = {"rows": rows, "step": step, "together": together, "finished": finished}
+    micro = tuple(Strip(rows, width, windows=not in_place).spec() for width in _widths(cut))
+    driver = _strip_driver(in_place, packed.dot.turns(x.dtype))
+    return _Way(driver, NAMES_OF_STRIPS, numbers, micro, (rows + finished) * step)
 
 
 def _rows_within(
@@ -230,18 +289,18 @@ def _rows_within(
     return Cut.of(high, most).size
 
 
-def _segments(shape: ConvShape, block: _Block) -> tuple[tuple[int, ...], int]:
+def _segments(shape: ConvShape, block: _Block, dot: Dot) -> tuple[tuple[int, ...], int]:
     """Bytes from the first pixel of a row to its segments, and 32-bit groups of each."""
     (kh, kw), sh, (dh, dw) = shape.kernel[1:], shape.strides[1], shape.dilations[1:]
-    size = _segment(shape)
-    if size == tiles.LINE and not _is_joined(shape):
+    size = _segment(shape, dot)
+    if size == tiles.LINE and not _is_joined(shape, dot):
         size = shape.depth  # whole steps, one after the other
     rows = [(k * dh % sh) * block.plane + (k * dh // sh) * block.copy_line for k in range(kh)]
-    if not _is_joined(shape):
+    if not _is_joined(shape, dot):
         rows = [
             at + j * dw * shape.depth + first for at in rows for j in range(kw) for first in range(0, shape.depth, size)
         ]
-    return tuple(rows), size // _GROUP
+    return tuple(rows), -(-size // _GROUP)
 
 
 @functools.lru_cache(1024)
@@ -249,9 +308,17 @@ def _offsets(values: tuple[int, ...]) -> Storage:
     return Storage.constant(np.array(values, np.int64), "offsets of taps")
 
 
-def _spec(in_place: bool) -> KernelSpec:
+def _tile_driver(in_place: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
         PaddedDriver(Frame(module, symbol, isa, NAMES, OPERANDS), in_place).emit()
 
     name = f"integer conv {'in place' if in_place else 'padded'}"
     return KernelSpec(name, (name,), emit, "int8 tiles")
+
+
+def _strip_driver(in_place: bool, turns: bool) -> KernelSpec:
+    def emit(module: Module, symbol: str, isa: Isa) -> None:
+        StripDriver(Frame(module, symbol, isa, NAMES_OF_STRIPS, OPERANDS), in_place, turns).emit()
+
+    name = f"integer conv {'in place' if in_place else 'padded'} strips"
+    return KernelSpec(name, (name, turns), emit)

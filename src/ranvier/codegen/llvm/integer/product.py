@@ -13,7 +13,7 @@ from ranvier.codegen.llvm.gemm.tiles import tiles
 from ranvier.codegen.llvm.integer.dots import SIGNED, TILES, Dot, shapes_of
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
-from ranvier.codegen.llvm.integer.pack import PackedCodes
+from ranvier.codegen.llvm.integer.pack import NEAR_BYTES, PackedCodes
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
 from ranvier.codegen.storage import View
@@ -22,7 +22,6 @@ from ranvier.dtypes import DType
 _K_BLOCK = 1024  # groups of K whose panel of B and rows of A share the second-level cache
 _A_BYTES = 512 << 10
 _OTHER_K_BLOCKS, _OTHER_A_BYTES = (128, 256, 512, 1024, 4096), (64 << 10, 192 << 10, 1536 << 10)  # what tuning tries
-NEAR_BYTES = 1 << 20  # of B that are found in the second-level cache again
 _RESULT_BYTES = 32 << 10  # of rows that are finished, and of what is added to them: panel after panel writes a part …
 _REREAD_BYTES = 512 << 10  # … where B is small enough to be read again for every such group of rows
 _WAITING_BYTES = 256 << 10

@@ -24,6 +24,7 @@ from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.shape import Pixels
 from ranvier.codegen.llvm.integer import (
     PackedCodes,
+    begins_lines,
     dot_of_filters,
     finishes_together,
     integer_conv,
@@ -282,13 +283,14 @@ class _Convolution:
                 shape = replace(shape, cin=_THIN)
         if self.weights is not None:
             rows = pixels_hint(shape)
-            kind = (shape.group, shape.depth, rows, dot_of_filters(isa, shape))
+            dot = dot_of_filters(isa, shape)
+            kind = (shape.group, shape.depth, rows, dot, begins_lines(shape, dot, isa))
             place = ("filter codes", Same(filters.storage.array), filters.offset, *kind)
             packed = r.packs.get(place, lambda: pack_filters(_padded(_array(filters), shape.depth), isa, shape))
         else:
             packed, packing = pack_at_run(filters, shape.pixels, image.dtype, isa, r.threads)
             before += packing
-        rows_apart = reads_padded(shape, packed) or (finishes_together(packed) and self.weights is not None)
+        rows_apart = reads_padded(shape, packed, isa) or (finishes_together(packed) and self.weights is not None)
         if self.pointwise and pixels_even(image, shape.size) and not rows_apart:
             return [*before, *self._product(image, packed, target, r, how)]
         return [*before, *integer_conv(image, zero, packed, target, shape, isa, **how)]

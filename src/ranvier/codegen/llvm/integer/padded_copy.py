@@ -1,0 +1,76 @@
+"""The copy of an image that convolutions of codes read their rows from, and where panels of filters lie."""
+
+from __future__ import annotations
+
+from ranvier.codegen.llvm.builder import Val, vector
+from ranvier.codegen.llvm.integer.dots import HALF
+from ranvier.codegen.llvm.integer.frame import Frame
+
+X, B, OUT, ZERO, OFFSETS, WIDE, NARROW, OPERANDS = range(8)
+NAMES = (
+    *("xn", "xh", "xw", "yn", "h", "w", "oh", "ow", "kh", "kw", "sh", "sw", "dh", "dw", "ph", "pw"),
+    *("pixel", "joined", "line", "line_apart", "line_results", "copy_line", "plane", "a_step"),
+    *("rows", "block_rows", "blocks", "segments", "groups"),
+    *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width"),
+)
+LINE = 64  # bytes that are copied at a time
+_LINES = vector("i8", LINE)
+
+
+class PaddedCopy:
+    """What drivers share: ``base`` is where the copy begins, ``turns`` whether codes change their sign on the way."""
+
+    def __init__(self, frame: Frame, turns: bool) -> None:
+        self.frame, self.f, self.at, self.turns = frame, frame.f, frame.at, turns
+        self.base = self.f.args["scratch"]
+        self.zero = self.converted(self.f.splat(self.f.load("i8", frame.buf(ZERO)), LINE))
+
+    def converted(self, codes: Val) -> Val:
+        return self.f.xor(codes, HALF - 256) if self.turns else codes
+
+    def fill(self, image: Val, top: Val, rows: Val) -> None:
+        """The input under output rows from ``top`` on, zero points around it."""
+        f, at = self.f, self.at
+        above = top * at["sh"] - at["ph"]
+        height = (rows - 1) * at["sh"] + (at["kh"] - 1) * at["dh"] + 1
+        width = (at["ow"] - 1) * at["sw"] + (at["kw"] - 1) * at["dw"] + 1
+        low = f.min_(at["pw"], width)
+        high = f.max_(f.min_(at["w"] + at["pw"], width), low)
+        with f.loop(0, height) as r:
+            line = f.gep(self.base, f.rem(r, at["sh"]) * at["plane"] + f.div(r, at["sh"]) * at["copy_line"])
+            inside = f.cmp("ult", above + r, at["h"])
+            # where the row lies outside the image, all of it is padding
+            first, last = f.select(inside, low, width), f.select(inside, high, width)
+            self.clear(line, f.i64(0), first)
+            source = f.gep(image, (above + r) * at["xh"] + (first - at["pw"]) * at["xw"])
+            self.pixels(f.gep(line, first * at["pixel"]), source, last - first)
+            self.clear(line, last, width)
+
+    def clear(self, line: Val, first: Val, last: Val) -> None:
+        """May write beyond the last pixel, where what follows is written later."""
+        f = self.f
+        with f.loop(first * self.at["pixel"], last * self.at["pixel"], LINE) as k:
+            f.store(self.zero, f.gep(line, k), 1)
+
+    def pixels(self, target: Val, source: Val, count: Val) -> None:
+        """Pixels, as one run where they lie side by side."""
+        f, at = self.f, self.at
+        joined = f.cmp("ne", at["joined"], 0)
+        runs = f.select(joined, f.min_(count, 1), count)
+        length = f.select(joined, count * at["pixel"], at["pixel"])
+        whole = f.and_(length, -LINE)
+        mask = f.cmp("ult", f.lane_ids(LINE, "i8"), f.splat(f.cast(length - whole, "i8"), LINE))
+        with f.loop(0, runs) as i:
+            to, here = f.gep(target, i * at["pixel"]), f.gep(source, i * at["xw"])
+            with f.loop(0, whole, LINE) as k:
+                f.store(self.converted(f.load(_LINES, f.gep(here, k), 1)), f.gep(to, k), 1)
+            with f.if_(f.cmp("slt", whole, length)):
+                last = f.masked_load(_LINES, f.gep(here, whole), mask)
+                f.store(self.converted(last), f.gep(to, whole), 1)
+
+    def place(self, panel: Val) -> tuple[Val, Val, Val]:
+        """Whether a panel is a wide one, its width, and where it begins, in bytes of sums."""
+        f, at, narrower = self.f, self.at, self.frame.isa.vector_bytes
+        is_wide = f.cmp("slt", panel, at["wide_panels"])
+        width = f.select(is_wide, at["wide"], at["wide"] - narrower)
+        return is_wide, width, panel * at["wide"] - f.max_(panel - at["wide_panels"], 0) * narrower
