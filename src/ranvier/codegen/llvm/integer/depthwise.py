@@ -47,10 +47,12 @@ _NAMES = (
     *("xn", "xd", "xh", "xw", "yn", "d", "h", "w", "od", "oh", "ow", "channels", "room", "kd", "kh", "kw", "sd", "sh"),
     *("sw", "dd", "dh", "dw", "pd", "ph", "pw", "blocks", "block", "groups", "first", "last", "tail"),
 )
-_TOGETHER = 4  # pixels that share a load of the filter
+_TOGETHER = 4  # pixels that share a load of the filter …
+_MOST_TOGETHER = 8  # … and where registers hold as many sums: a product waits for the one before it
+_LATENCY = 5  # cycles for which it does
 _LINES = 3  # of output at most that share their rows
 _BESIDE = 3  # registers for what is neither a sum nor a filter
-_SUMS_BYTES = 16 << 10
+_SUMS_BYTES = 32 << 10
 _SHARED_BYTES = 24 << 10  # of sums where lines share their rows: fewer turns, as there is more to set up for each
 _GOPS = 40.0
 _PERMUTED = "llvm.x86.avx512.permvar.qi.512"  # by an order that is read, or the compiler would take it apart
@@ -82,9 +84,10 @@ def integer_depthwise(
     size = shape.size
     if size[1] == 0:  # no row exists: then no column does
         size, last = (size[0], 0, 0), first
-    runs = -(-width // _TOGETHER)
-    most_runs = max(2, (_SHARED_BYTES if lines > 1 else _SUMS_BYTES) // (4 * room * _TOGETHER * lines))
-    block = -(-runs // -(-runs // most_runs)) * _TOGETHER  # all about as wide
+    together = windows.together if windows is not None else _TOGETHER
+    runs = -(-width // together)
+    most_runs = max(2, (_SHARED_BYTES if lines > 1 else _SUMS_BYTES) // (4 * room * together * lines))
+    block = -(-runs // -(-runs // most_runs)) * together  # all about as wide
     blocks, groups = -(-width // block), -(-shape.out[1] // lines)
     numbers = {
         **dict(zip(("xn", "xd", "xh", "xw"), place.numbers)),
@@ -147,6 +150,8 @@ class _Windows:
     stride: int  # along the width
     lines: int  # of output that are made of them
     moves: bool  # filters are moved against rows of the image; else rows that do not exist are zero points
+    together: int  # pixels
+    close: bool  # none lies beside the image: of some that follow each other only the outer columns may
 
 
 def _windows(shape: ConvShape, isa: Isa, coded: bool, dtype: DType) -> _Windows | None:
@@ -157,7 +162,28 @@ def _windows(shape: ConvShape, isa: Isa, coded: bool, dtype: DType) -> _Windows 
     # sums that begin with zero cost less than others; those of codes that are turned begin with something anyway
     begins = coded and dot_of(isa).turns(dtype)
     moves = bool(shares or begins or shape.size[1] < shape.kernel[1])
-    return _Windows(_rows(shape, lines), shape.kernel[2], shape.strides[2], lines, moves)
+    together = _TOGETHER if coded or isa.registers < 32 else _pixels(shape)
+    width, stride = shape.kernel[2], shape.strides[2]
+    return _Windows(_rows(shape, lines), width, stride, lines, moves, together, _is_close(shape))
+
+
+def _is_close(shape: ConvShape) -> bool:
+    """Whether every window has a column in the image."""
+    begins = shape.begin[0] == 0 and 0 <= shape.begin[2] < shape.kernel[2] and shape.size[1] > 0
+    ends = ((shape.out[axis] - 1) * shape.strides[axis] - shape.begin[axis] < shape.size[axis] for axis in (0, 2))
+    return bool(begins and all(ends))
+
+
+def _pixels(shape: ConvShape) -> int:
+    """How many pixels at a time take the fewest cycles for a line, one tap after the other."""
+    (height, width), stride = shape.kernel[1:], shape.strides[2]
+
+    def cycles(count: int) -> float:
+        columns = (count - 1) * stride + width
+        instructions = height * (columns + count * width)
+        return -(-shape.out[2] // count) * max(instructions / 2, height * width * _LATENCY)
+
+    return min(range(_TOGETHER, _MOST_TOGETHER + 1), key=cycles)
 
 
 def _rows(shape: ConvShape, lines: int) -> int:
@@ -189,6 +215,8 @@ def _spec(dtype: DType, windows: _Windows | None, coded: bool) -> KernelSpec:
     if windows is not None:
         size = f"{windows.rows}x{windows.width} stride {windows.stride}{' moves' * windows.moves}"
         size += f" lines {windows.lines}" if windows.lines > 1 else ""
+        size += f" by {windows.together}" if windows.together > _TOGETHER else ""
+        size += "" if windows.close else " far"
     key = ("integer depthwise", dtype.name, repr(windows), coded)
     return KernelSpec(f"integer depthwise {dtype.name} {size}{' bytes' * coded}", key, emit)
 
@@ -308,8 +336,8 @@ class _Kernel:
         multiply = multiply_add if self.in_bytes else multiply_words
 
         # pixel by pixel where registers hold the codes of a window beside the sums, else column by column
-        taps_in_turn = [(p, j) for p in range(_TOGETHER) for j in range(windows.width)]
-        if len(parts) * (windows.width + _TOGETHER) > self.isa.registers:
+        taps_in_turn = [(p, j) for p in range(windows.together) for j in range(windows.width)]
+        if len(parts) * (windows.width + windows.together) > self.isa.registers:
             taps_in_turn.sort(key=lambda each: each[0] * stride + each[1])
 
         def held(address: Val) -> Val:
@@ -326,7 +354,7 @@ class _Kernel:
                     k = p * stride + j
                     if k not in found:
                         places = [f.gep(row, step * k) for row, step in here]
-                        if border:
+                        if border and not (windows.close and windows.width - 1 <= k <= (count - 1) * stride):
                             inside = f.cmp("ult", x0 + k, self.width)
                             if windows.moves:
                                 below = f.select(inside, at["xh"], f.i64(0))
@@ -346,17 +374,20 @@ class _Kernel:
                     for part, total in enumerate(totals):
                         f.store(total, f.gep(first, part * size, "i32") if part else first)
 
-        with f.if_else(f.cmp("sge", stop - start, _TOGETHER)) as few:
+        def whole(count: Val) -> Val:
+            return f.div(count, f.i64(windows.together)) * windows.together
+
+        with f.if_else(f.cmp("sge", stop - start, windows.together)) as few:
             # runs at the borders end with the last pixel at the latest, and may do some pixels again
-            final = stop - _TOGETHER
-            with f.loop(start, first, _TOGETHER) as ow:
-                pixels(f.min_(ow, final), _TOGETHER, border=True)
-            inside = start + f.and_(first - start + (_TOGETHER - 1), -_TOGETHER)
-            outside = inside + f.and_(f.max_(last - inside, 0), -_TOGETHER)
-            with f.loop(inside, outside, _TOGETHER) as ow:
-                pixels(ow, _TOGETHER)
-            with f.loop(outside, stop, _TOGETHER) as ow:
-                pixels(f.min_(ow, final), _TOGETHER, border=True)
+            final = stop - windows.together
+            with f.loop(start, first, windows.together) as ow:
+                pixels(f.min_(ow, final), windows.together, border=True)
+            inside = start + whole(first - start + (windows.together - 1))
+            outside = inside + whole(f.max_(last - inside, 0))
+            with f.loop(inside, outside, windows.together) as ow:
+                pixels(ow, windows.together)
+            with f.loop(outside, stop, windows.together) as ow:
+                pixels(f.min_(ow, final), windows.together, border=True)
             few()
             with f.loop(start, stop) as ow:
                 pixels(ow, 1, border=True)

@@ -19,7 +19,7 @@ from ranvier.codegen.storage import Storage, aligned_empty
 Array = np.ndarray[Any, Any]
 ROWS = 4  # of a window that are multiplied at once, as bytes
 CHANNELS = 16  # whose bytes are brought together at a time
-_UNROLLED = 25  # taps of a kernel at most for which code is unrolled; of more than 9 some filters are read again
+_UNROLLED = 49  # taps of a kernel at most for which code is unrolled; of more than 9 some filters are read again
 
 
 def is_unrolled(shape: ConvShape) -> bool:
