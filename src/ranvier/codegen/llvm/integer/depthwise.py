@@ -108,8 +108,8 @@ def integer_depthwise(
         "tail": _tail(shape.cout, isa, out, epilogue),
     }
     # of codes as they are and filters less their zero points
-    most = np.full(shape.cout, shape.taps * 255 * 255) if dot_of(isa) is SIGNED else None
-    done = finish_of(epilogue, out, most, shortens=most is not None)
+    most = np.full(shape.cout, shape.taps * 255 * 255)
+    done = finish_of(epilogue, out, most, shortens=dot_of(isa) is SIGNED)
     tiles = shape.n * shape.out[0] * groups * blocks
     return [
         Launch(

@@ -26,8 +26,9 @@ from ranvier.codegen.llvm.elements import (
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter, divided
 from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
+from ranvier.codegen.llvm.integer.dividing import divided_in_parts, in_parts
 from ranvier.codegen.llvm.integer.narrow import lowest_beyond, nearest, packed_bytes, packed_low_bytes
-from ranvier.codegen.llvm.integer.reach import Array, by_additions, stays_near, used
+from ranvier.codegen.llvm.integer.reach import Array, by_additions, fits_integers, stays_near, used
 from ranvier.codegen.llvm.integer.shortcuts import shortened
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.llvm.vmath.core import WHOLE, exactly
@@ -36,6 +37,7 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _SUMS = DType.int32
+_FOUR = 4  # rows whose codes of one vector are packed together
 
 
 def integer_finish(
@@ -55,17 +57,21 @@ def integer_finish(
     operands = epilogue.operands if epilogue is not None else ()
     if value.dtype is not out:
         value = Op("cast", (value,), out)
-    near = False
+    near, fits, parts = False, False, None
     if shortens:
         value, operands = used(*shortened(value, operands, None if reach is None else reach.size))
-    if reach is not None:
+    if reach is not None and shortens:
         near = stays_near(value, operands, reach)
         value, operands = used(*by_additions(value, operands, reach))
+    elif reach is not None and fits_integers(value, operands, reach):
+        fits, parts = True, in_parts(value, operands)
+        value, operands = used(*parts) if parts else (value, operands)
     sizes = list(dict.fromkeys(e for e in walk(value) if isinstance(e, Size)))
     if sizes:
         value = substitute(value, {size: Size(k) for k, size in enumerate(sizes)})
     classes = tuple(_class(*o.strides[1:]) for o in operands)
-    body = _Body(value, out, tuple(o.dtype for o in operands), classes, len(sizes), out_strides[1] == 1, near)
+    types, dense = tuple(o.dtype for o in operands), out_strides[1] == 1
+    body = _Body(value, out, types, classes, len(sizes), dense, near, fits, parts is not None)
     dims = [*out_strides]
     for o in operands:
         dims += o.strides
@@ -91,10 +97,13 @@ class _Body:
     sizes: int
     dense: bool  # columns of the output are contiguous
     near: bool  # what becomes codes fits 16 bits
+    fits: bool  # it fits 32 bits, and is a number
+    parts: bool  # it is divided by way of a reciprocal in two parts
 
     def spec(self) -> KernelSpec:
         types = tuple(d.name for d in self.operands)
-        key = ("integer finish", repr(self.value), self.out.name, types, self.classes, self.dense, self.near)
+        kind = self.near, self.fits, self.parts
+        key = ("integer finish", repr(self.value), self.out.name, types, self.classes, self.dense, *kind)
         return KernelSpec(f"integer finish {self.out.name}", key, self._emit)
 
     def _value(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], lanes: int, made: list[Val] | None) -> Val:
@@ -108,6 +117,10 @@ class _Body:
         divides = _divides(codes)
         x = widened(f, emitter.value(_unbounded(codes), leaf), lanes)
         made = made or [widened(f, each, lanes) for each in self._bounds(emitter, leaf, codes)]
+        if self.fits:
+            code = nearest(f, emitter.isa, self._divided(f, x, made) if divides else x)
+            code = code if codes.zero is None else code + made[-1]
+            return f.cast(f.min_(f.max_(code, codes.low), codes.high), "i8")
         # the bound stands second: it is what comes out where x is NaN
         number = f.quick_min(_at_least(f, emitter.isa, x, made[0]), made[1])
         if divides:
@@ -120,12 +133,14 @@ class _Body:
 
         Only one end is clipped. Where numbers that no integer holds become the lowest one it is the upper: that is
         right for those below and for NaN. Elsewhere NaN has to go with what lies below. Numbers that surely fit 16
-        bits are left in the lower half of the 32, with others above.
+        bits are left in the lower half of the 32, with others above; those that surely are integers need no bound.
         """
         f, divides = emitter.fn, _divides(codes)
         x = widened(f, emitter.value(_unbounded(codes), leaf), emitter.lanes)
         if self.near:
             return f.bitcast(exactly(f, "fadd", x, WHOLE), vector("i32", emitter.lanes))
+        if self.fits:
+            return nearest(f, emitter.isa, self._divided(f, x, made) if divides else x)
         if lowest_beyond(emitter.isa):
             # the number stands second: it is what comes out where it is NaN
             x = f.quick_min(made[1], x)
@@ -134,9 +149,18 @@ class _Body:
             x = f.number_min(x, made[1]) if divides else x
         return nearest(f, emitter.isa, divided(f, x, made[2], made[3]) if divides else x)
 
+    def _divided(self, f: Fn, x: Val, made: list[Val]) -> Val:
+        if self.parts:
+            return divided_in_parts(f, x, made[0], made[1])
+        return divided(f, x, made[0], made[1])
+
     def _bounds(self, emitter: ExprEmitter, leaf: Callable[[Expr], Val], codes: Codes) -> list[Val]:
-        """Bounds for the number that becomes a code, what it is divided by and the reciprocal, the zero point."""
+        """Bounds for the number that becomes a code, unless it fits, what it is divided by and the reciprocal, or the
+        parts of that, and the zero point."""
         f, divides = emitter.fn, _divides(codes)
+        if self.fits:
+            made = [emitter.value(each, leaf) for each in divides.args[1:]] if divides else []
+            return made if codes.zero is None else [*made, f.cast(emitter.value(codes.zero, leaf), "i32")]
         made = emitter.ends(CodesAsNumbers(codes.rounded, codes.zero, codes.low, codes.high), leaf)
         if divides:
             factors = [emitter.value(each, leaf) for each in divides.args[1:]]
@@ -220,24 +244,37 @@ class _Body:
                     once.value(expr, line.single)
             return line
 
+        def unclipped(line: _Line, c: Val, codes: Codes, mask: Val | None = None) -> Val:
+            emitter = line.once.child(lanes)
+            for scalar, wide in steady:
+                emitter.spread(scalar, wide)
+            return self._unclipped(emitter, line.leaf(c, lanes, mask), codes, bounds or [])
+
+        narrowed = packed_low_bytes if self.near else packed_bytes
         done = f.i64(0)  # rows and columns of a corner that is finished
         pairs = f.i64(0)
+        fours = f.i64(0)  # rows whose other columns are finished too
         if self.dense and codes is not None and bounds is not None:
+            zero = None if codes.zero is None else bounds[-1]
             done, pairs = f.and_(rows, -2), f.and_(columns, -2 * lanes)
             with f.loop(0, done, 2) as r:
                 two = [line_of(r), line_of(r + 1)]
                 with f.loop(0, pairs, 2 * lanes) as c:
-                    values: list[Val] = []
-                    for line in two:
-                        for at in (c, c + lanes):
-                            emitter = line.once.child(lanes)
-                            for scalar, wide in steady:
-                                emitter.spread(scalar, wide)
-                            values.append(self._unclipped(emitter, line.leaf(at, lanes, None), codes, bounds))
-                    zero = None if codes.zero is None else bounds[-1]
-                    narrowed = packed_low_bytes if self.near else packed_bytes
+                    values = [unclipped(line, at, codes) for line in two for at in (c, c + lanes)]
                     for line, made in zip(two, narrowed(f, isa, values, zero, signed=codes.low < 0)):
                         f.store(made, f.gep(line.out, column + c), 1)
+            if isa.masks:
+                # a single vector of a row is less than what it takes to begin four
+                left = f.and_(f.cmp("slt", pairs, columns), f.cmp("slt", f.i64(lanes), columns))
+                fours = f.select(left, f.and_(rows, -_FOUR), f.i64(0))
+                with f.loop(0, fours, _FOUR) as r:
+                    four = [line_of(r + k) for k in range(_FOUR)]
+                    with f.loop(pairs, columns, lanes) as c:
+                        mask = f.mask_below(lanes, columns - c)
+                        values = [unclipped(line, c, codes, mask) for line in four]
+                        packed = packed_bytes(f, isa, values, zero, signed=codes.low < 0, rows=_FOUR)
+                        for line, each in zip(four, packed):
+                            f.masked_store(each, f.gep(line.out, column + c), mask)
 
         def rest(r: Val) -> None:
             line = line_of(r)
@@ -256,7 +293,7 @@ class _Body:
                     piece(line, c, 1, None)
 
         # where whole pairs of vectors were all there is, rows begin behind the corner
-        with f.loop(f.select(f.cmp("eq", pairs, columns), done, 0), rows) as r:
+        with f.loop(f.select(f.cmp("eq", pairs, columns), done, fours), rows) as r:
             rest(r)
         f.ret()
 

@@ -26,26 +26,30 @@ def lowest_beyond(isa: Isa) -> bool:
     return isa.triple == "x86_64"
 
 
-def packed_bytes(f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, signed: bool) -> list[Val]:
-    """Four vectors of i32, two of one row and two of another, plus ``zero`` (a code in every lane), as bytes: the two
-    rows. What is too large or too small becomes the largest or the smallest byte."""
+def packed_bytes(
+    f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, signed: bool, rows: int = 2
+) -> list[Val]:  # fmt: skip
+    """Four vectors of i32, two of one row and two of another, or on x86 of four rows, plus ``zero`` (a code in every
+    lane), as bytes: the rows. What is too large or too small becomes the largest or the smallest byte."""
     size, lanes = isa.vector_bytes, isa.lanes(4)
     words = vector("i16", 2 * lanes)
-    rows = [_words(f, isa, vectors[k : k + 2]) for k in (0, 2)]
+    halves = [_words(f, isa, vectors[k : k + 2]) for k in (0, 2)]
     if zero is not None:
         # codes are far from the ends of 16 bits, where words have been cut off already
         wide = _words(f, isa, [zero, zero])
-        rows = [f.intrinsic(f"llvm.sadd.sat.v{2 * lanes}i16", words, [row, wide]) for row in rows]
+        halves = [f.intrinsic(f"llvm.sadd.sat.v{2 * lanes}i16", words, [half, wide]) for half in halves]
     if isa.triple == "aarch64":
         narrowing = f"llvm.aarch64.neon.{'sqxtn' if signed else 'sqxtun'}.v{2 * lanes}i8"
-        return [f.intrinsic(narrowing, vector("i8", 2 * lanes), [row]) for row in rows]
+        return [f.intrinsic(narrowing, vector("i8", 2 * lanes), [half]) for half in halves]
     name = (_SIGNED if signed else _UNSIGNED)[size]
-    mixed = f.bitcast(f.intrinsic(name, vector("i8", 4 * lanes), rows), vector("i32", lanes))
+    mixed = f.bitcast(f.intrinsic(name, vector("i8", 4 * lanes), halves), vector("i32", lanes))
     # every section holds four bytes of each vector
     sections = size // _SECTION
     order = [4 * section + k for k in range(4) for section in range(sections)]
-    half = lanes // 2
-    return [f.shuffle(mixed, None, order[k : k + half]) for k in (0, half)]
+    each = lanes // rows
+    return [
+        f.bitcast(f.shuffle(mixed, None, order[k : k + each]), vector("i8", 4 * each)) for k in range(0, lanes, each)
+    ]
 
 
 def packed_low_bytes(f: Fn, isa: Isa, vectors: Sequence[Val], zero: Val | None, *, signed: bool) -> list[Val]:

@@ -108,10 +108,8 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
     if dot.moves:
         total = column_sums(codes) * np.int32(-dot.moves)
         shift = View.dense(Storage.constant(total), DType.int32, total.shape)
-    reach = None
-    if dot is SIGNED:
-        # -128 stays what it is without its sign, and is 128 as an unsigned byte
-        reach = column_sums(np.abs(codes).view(np.uint8)).astype(np.int64) * HALF
+    # -128 stays what it is without its sign, and is 128 as an unsigned byte
+    reach = column_sums(np.abs(codes).view(np.uint8)).astype(np.int64) * (HALF if dot is SIGNED else 2 * HALF - 1)
     return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift, reach)
 
 

@@ -22,6 +22,7 @@ from ranvier.dtypes import DType
 Array = np.ndarray[Any, Any]
 _SMALL = 1 << 22
 _NEAR = (1 << 15) - 256  # a number that fits 16 bits with any zero point
+_WHOLE = 1 << 30  # and one that surely fits 32 when it is rounded
 _BYTES = {DType.int8: 128.0, DType.uint8: 255.0}
 
 
@@ -64,6 +65,12 @@ def largest(expr: Expr, operands: tuple[Operand, ...], sums: Array) -> Array | N
         if expr.args[0].dtype in _BYTES:
             return np.array([_BYTES[expr.args[0].dtype]])
         return largest(expr.args[0], operands, sums) if expr.args[0].dtype is DType.int32 else None
+    if expr.name == "quotient":
+        scale, number = constant(expr.args[1], operands, sums.size), largest(expr.args[0], operands, sums)
+        return None if scale is None or number is None or not scale.all() else number / np.abs(scale).min()
+    if expr.name == "where":
+        one, other = (largest(arg, operands, sums) for arg in expr.args[1:])
+        return None if one is None or other is None else np.maximum(one, other)
     parts = [largest(arg, operands, sums) for arg in expr.args]
     known_parts = [part for part in parts if part is not None]
     if len(known_parts) < len(parts):
@@ -85,6 +92,13 @@ def stays_near(value: Expr, operands: tuple[Operand, ...], sums: Array) -> bool:
     codes = codes_of(value)
     size = None if codes is None else largest(codes.number, operands, sums)
     return size is not None and bool((size < _NEAR).all())
+
+
+def fits_integers(value: Expr, operands: tuple[Operand, ...], sums: Array) -> bool:
+    """Whether the number that an expression makes codes of fits 32 bits, and is one, whatever the sums are."""
+    codes = codes_of(value)
+    size = None if codes is None else largest(codes.number, operands, sums)
+    return size is not None and bool((size < _WHOLE).all())
 
 
 def by_additions(value: Expr, operands: tuple[Operand, ...], sums: Array) -> tuple[Expr, tuple[Operand, ...]]:
