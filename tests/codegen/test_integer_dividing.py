@@ -90,7 +90,12 @@ def given_operands(columns: int, reach: int, kind: type, rng: np.random.Generato
     step = rng.uniform(0.01, 0.2, 1).astype(np.float32)
     scales = (rng.uniform(0.5, 2, columns) * step * 300 / reach).astype(np.float32)
     ends = np.iinfo(kind)
-    return [rng.integers(-reach, reach, columns).astype(np.int32), scales, step, codes(kind, 5)[4:] // 2 + ends.max // 4]
+    return [
+        rng.integers(-reach, reach, columns).astype(np.int32),
+        scales,
+        step,
+        codes(kind, 5)[4:] // 2 + ends.max // 4,
+    ]
 
 
 def placed(arrays: list[Array]) -> tuple[Operand, ...]:

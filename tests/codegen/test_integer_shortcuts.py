@@ -242,7 +242,7 @@ def test_codes_without_conversions() -> None:
     epilogue = Epilogue(saturated(made, as_float(Load(2, DType.int8)), np.int8), operands)
     slow = ("scvtf", "fcvtns", "fmaxnm")
     for reach, some in ((np.full(n, 1 << 20), False), (None, True)):
-        spec = integer_finish(epilogue, DType.int8, (n, 1), reach).spec
+        spec = integer_finish(epilogue, DType.int8, (n, 1), reach, shortens=reach is not None).spec
         longest = max(loops(text_of(spec, NEON)), key=len)
         assert any(each in longest for each in slow) == some
 

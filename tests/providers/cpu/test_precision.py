@@ -325,8 +325,8 @@ def test_bands_of_powers_may_be_rounded_before_their_logarithm() -> None:
     np.testing.assert_allclose(found, exact, atol=0.02)
 
 
-@needs_products
 def test_fourier_transforms_are_computed_in_float32() -> None:
+    """With products of 16 bits or without."""
     x, window = floats(0, 1, 8000), np.hanning(400).astype(np.float32)
     made = model([node("STFT", "x step window", "y")], {"x": x}, "y", {"step": 160, "window": window})
     exact = rv.load(made, providers=["cpu"], optimization="none").run({"x": x})["y"]

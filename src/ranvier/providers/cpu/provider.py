@@ -96,11 +96,11 @@ class CpuProvider:
         options: CpuOptions = ctx.options
         chosen = isa.chosen(options.isa) if options.isa else isa.host()
         threads = min(ctx.config.threads or usable_cores(), 64)
-        precision, _ = effective(ctx.config.precision, chosen)
+        precision, refused = effective(ctx.config.precision, chosen)
         ranges = part.graph.metadata.get(LARGEST_VALUES)
         tuned = (tuning.given_table() or tuning_store.table(chosen.key, threads)) if options.tuned else None
         how = (options.winograd, precision, ctx.config.keep_f32, ranges, tuned)
-        more = options.int8_activations, options.joined_products, options.flush_subnormals
+        more = options.int8_activations, options.joined_products, options.flush_subnormals, bool(refused)
         target = Target(chosen, threads, *how, *more)
         return CpuKernel(part, ctx, target, ctx.allocator or self._allocator)
 

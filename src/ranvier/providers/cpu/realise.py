@@ -93,7 +93,7 @@ class Realiser(BaseRealiser):
             each.first, each.end = places[each.first], places[each.end - 1] + 1
 
     def planned(self, groups: Sequence[Group]) -> None:
-        if self.target.narrow is not None:
+        if self.target.narrow is not None or self.target.coarse:
             from ranvier.providers.cpu.narrow.assign import assign  # few sessions ask for it
 
             border = [*self._inputs, *self._wanted]

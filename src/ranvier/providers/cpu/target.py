@@ -106,7 +106,8 @@ class Target:
     names fit a pattern of ``keep_f32`` are left as they are; ``ranges`` are the largest absolute values seen of
     tensors, by name, which float16 needs to know. ``tuning`` holds decisions that were measured.
     ``int8_activations``: what meets weights of few bits may be rounded to 8 bits. ``joined_products``: those of one
-    tensor may be one step. ``flush_subnormals``: code takes them for zeros.
+    tensor may be one step. ``flush_subnormals``: code takes them for zeros. ``coarse``: what is computed in float64 for
+    the sake of its sums may be in float32, as it is wherever values may have 16 bits.
     """
 
     isa: Isa
@@ -119,6 +120,7 @@ class Target:
     int8_activations: bool = False
     joined_products: bool = True
     flush_subnormals: bool = False
+    coarse: bool = False
 
     @property
     def narrow(self) -> DType | None:

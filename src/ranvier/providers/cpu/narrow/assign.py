@@ -9,7 +9,6 @@ the partition's border and what the user keeps has one label from the start.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -22,6 +21,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.providers.base import NodePrecision
 from ranvier.providers.cpu.narrow.extremes import largest
+from ranvier.providers.cpu.narrow.kept import Kept
 from ranvier.providers.cpu.narrow.mincut import Cut
 from ranvier.providers.cpu.narrow.positive import Positive
 from ranvier.providers.cpu.narrow.rates import CACHE, LAUNCH, multiplying, product_pace, touching
@@ -32,7 +32,7 @@ from ranvier.varying import value_at
 
 F32 = DType.float32
 _HALF_END = 65504.0  # the largest float16
-_WILD = frozenset("*?[")
+_COARSE = "computed in float32 where float64 would be more exact"
 _HEADROOM = 8.0  # values seen in a sample are taken to grow to this many times as much
 
 
@@ -46,8 +46,19 @@ def assign(
     """``border``: inputs and outputs; ``slices``: results that are written into a concatenation at once."""
     narrow = target.narrow
     if narrow is None:
-        return Assignment()
+        return _without_narrow(groups, target) if target.coarse else Assignment()
     return _Assigning(program, groups, set(border), slices, target, narrow).run()
+
+
+def _without_narrow(groups: Sequence[Group], target: Target) -> Assignment:
+    """What less precision is good for on a processor that multiplies no 16 bits: float32 instead of float64."""
+    made, kept = Assignment(), Kept(target.keep_f32).by
+    for group in groups:
+        if isinstance(group.last, Opaque) and group.last.widens and not kept(group):
+            made.coarse.add(id(group.last))
+            if group.last.label:
+                made.choices[group.last.label] = NodePrecision("f32", "f32", _COARSE)
+    return made
 
 
 class _Assigning:
@@ -76,9 +87,7 @@ class _Assigning:
         self.coarse: set[int] = set()  # definitions that compute in float32 instead of float64
         self.readers: dict[Value, list[Group]] = {}
         self.positive = Positive((d for g in groups for d in g.defs), program)
-        # after a look at a sample there are hundreds of plain names, and every node would be held against each
-        self.kept_names = {p for p in target.keep_f32 if not _WILD.intersection(p)}
-        self.patterns = [p for p in target.keep_f32 if p not in self.kept_names]
+        self.kept = Kept(target.keep_f32).by
         keeps = self._keeps_exactness
         exact = [(v, why) for g in groups for v, why in exact_reads(g, program, keeps).items()]
         self.signals, self.unrounded = before_logarithms(groups, program, exact, keeps)
@@ -171,13 +180,6 @@ class _Assigning:
 
     def _keep(self, value: Value, why: str) -> None:
         self.why.setdefault(self.memory(value), why)
-
-    def kept(self, group: Group) -> str:
-        """The pattern that keeps a node of the group in float32."""
-        if not self.target.keep_f32:
-            return ""
-        found = next((name for d in group.defs if (name := d.label) in self.kept_names), "")
-        return found or next((p for d in group.defs for p in self.patterns if fnmatch.fnmatchcase(d.label, p)), "")
 
     def _out_of_range(self, value: Value) -> str:
         """Why a value may not fit into float16, which ends at 65504; bfloat16 reaches as far as float32."""
@@ -358,7 +360,7 @@ class _Assigning:
         elif id(group.last) in self.unable:
             found.append(self.unable[id(group.last)])
         elif id(group.last) in self.coarse:
-            found.append("computed in float32 where float64 would be more exact")
+            found.append(_COARSE)
         kept = next((self.why[self.memory(v)] for v in results if self.memory(v) in self.why), "")
         if kept and kept not in found:
             found.append(f"result {kept}")
