@@ -356,6 +356,9 @@ def test_depthwise(isa: Isa, left: type, bytes_: bool) -> None:
         (40, (9, 13), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)),
         (17, (7, 12), (5, 5), (2, 2), (1, 1), (2, 2, 2, 2)),
         (20, (9, 11), (7, 7), (1, 1), (1, 1), (3, 3, 3, 3)),
+        (40, (30, 1), (20, 1), (1, 1), (1, 1), (19, 0, 0, 0)),
+        (24, (31, 1), (5, 1), (2, 1), (1, 1), (2, 0, 2, 0)),
+        (16, (12, 1), (3, 1), (1, 1), (2, 1), (2, 0, 2, 0)),
     ):
         x, w, zero = last(codes(left, 2, channels, *size)), codes(np.uint8, channels, 1, *kernel), codes(left, 1)
         w_zero = np.full(channels, 128, np.uint8) if bytes_ else codes(np.uint8, channels)

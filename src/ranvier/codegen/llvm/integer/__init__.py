@@ -8,7 +8,7 @@ from ranvier.codegen.llvm.integer.convolution import (
     pixels_hint,
     takes_triples,
 )
-from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, is_unrolled, pack_depthwise
+from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, is_unrolled, lengthwise, pack_depthwise
 from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.matmul import integer_matmul
@@ -29,6 +29,7 @@ __all__ = [
     "integer_depthwise",
     "integer_matmul",
     "is_unrolled",
+    "lengthwise",
     "moved_right",
     "pack_at_run",
     "pack_codes",

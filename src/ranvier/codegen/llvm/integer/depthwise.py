@@ -28,6 +28,7 @@ from ranvier.codegen.llvm.integer.depthwise_filters import (
     ROWS,
     in_bytes,
     is_unrolled,
+    lengthwise,
     pack_depthwise,
     permutes,
     room_of,
@@ -40,7 +41,7 @@ from ranvier.codegen.storage import Storage, View
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
-__all__ = ["integer_depthwise", "is_unrolled", "pack_depthwise"]
+__all__ = ["integer_depthwise", "is_unrolled", "lengthwise", "pack_depthwise"]
 
 _X, _W, _OUT, _ZERO, _FINISH = range(5)
 _NAMES = (
@@ -72,6 +73,9 @@ def integer_depthwise(
     """``out = epilogue(sums)`` of codes as they are times centred filters; layouts as for ``integer_conv``."""
     if shape.is_empty:
         return []
+    if (along := lengthwise(shape, isa)) != shape:
+        order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
+        shape, x, out = along, x.transposed(order), out.transposed(order)
     room, coded = room_of(isa, shape), in_bytes(filters)
     windows = _windows(shape, isa, coded, x.dtype)
     lines = windows.lines if windows is not None else 1

@@ -7,11 +7,12 @@ the size of images, which may be another one at every call.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.llvm.conv.shape import ConvShape
+from ranvier.codegen.llvm.conv.shape import ConvShape, Triple
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, aligned_empty
@@ -25,6 +26,27 @@ _UNROLLED = 49  # taps of a kernel at most for which code is unrolled; of more t
 def is_unrolled(shape: ConvShape) -> bool:
     """Whether code is unrolled for such windows."""
     return shape.kernel[0] == 1 and shape.taps <= _UNROLLED and shape.dilations[1:] == (1, 1) and shape.strides[2] <= 2
+
+
+def lengthwise(shape: ConvShape, isa: Isa) -> ConvShape:
+    """The same convolution, along the width where it is one of columns in an image that is a single column: what is
+    read is shared by neighbours then. Not where rows are multiplied four at a time by instructions that do no other."""
+    alone = shape.size[2] == shape.out[2] == shape.kernel[2] == 1 and shape.begin[2] == 0
+    if not alone or shape.kernel[1] == 1 or dot_of(isa) is SIGNED:
+        return shape
+
+    def turned(numbers: Triple) -> Triple:
+        return numbers[0], numbers[2], numbers[1]
+
+    return replace(
+        shape,
+        size=turned(shape.size),
+        out=turned(shape.out),
+        kernel=turned(shape.kernel),
+        strides=turned(shape.strides),
+        dilations=turned(shape.dilations),
+        begin=turned(shape.begin),
+    )
 
 
 def permutes(isa: Isa) -> bool:
@@ -47,6 +69,7 @@ def pack_depthwise(w: Array, zero: Array, isa: Isa, shape: ConvShape) -> Storage
     behind them the same sums, what whole windows begin with where codes are moved to the sign that is multiplied, and
     the order that brings rows together.
     """
+    shape = lengthwise(shape, isa)
     room = room_of(isa, shape)
     centred = w.astype(np.int32).reshape(shape.cout, shape.taps) - zero.astype(np.int32).reshape(-1, 1)
     words = np.zeros((shape.taps, room), np.int32)

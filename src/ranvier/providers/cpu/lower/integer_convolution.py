@@ -31,6 +31,7 @@ from ranvier.codegen.llvm.integer import (
     integer_depthwise,
     integer_matmul,
     is_unrolled,
+    lengthwise,
     moved_right,
     pack_at_run,
     pack_depthwise,
@@ -270,7 +271,8 @@ class _Convolution:
         how: dict[str, Any] = {"epilogue": epilogue, "threads": r.threads}
         if self.depthwise:
             centre = np.asarray(self.weights_zero)
-            packed_for = (centre.tobytes(), shape.kernel, is_unrolled(shape))
+            along = lengthwise(shape, isa)
+            packed_for = (centre.tobytes(), along.kernel, is_unrolled(along))
             key = ("depthwise codes", Same(filters.storage.array), filters.offset, *packed_for)
             kept = r.packs.get(key, lambda: _Kept(pack_depthwise(_array(filters), centre, isa, shape)))
             return integer_depthwise(image, zero, kept.storage, target, shape, isa, **how)
