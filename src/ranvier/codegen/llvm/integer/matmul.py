@@ -9,6 +9,7 @@ from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.conv.shape import ConvShape
 from ranvier.codegen.llvm.gemm.problem import Axis, Problem, folded
 from ranvier.codegen.llvm.integer.convolution import finishes_together, integer_conv
+from ranvier.codegen.llvm.integer.dots import BYTES
 from ranvier.codegen.llvm.integer.pack import PackedCodes, left_codes, pack_at_run, put_right
 from ranvier.codegen.llvm.integer.product import launch_of, problem_of
 from ranvier.codegen.llvm.isa import Isa
@@ -40,12 +41,14 @@ def integer_matmul(
     if isinstance(b, View):
         shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
         b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)
-    if epilogue is not None and finishes_together(b) and a.strides[-1] == 1 and a.shape[-1]:
+    strips = b.dot is BYTES and isa.masks
+    if epilogue is not None and (finishes_together(b) or strips) and a.strides[-1] == 1 and a.shape[-1]:
         epilogue, beside = _side_by_side(epilogue, out.shape, isa, threads)
         before += beside
         p = folded(problem_of(a, b, out, epilogue))
         alone = threads == 1 or p.m * p.n * a.shape[-1] * p.entries >= threads * _ALONE
-        if len(p.batch) <= 1 and p.m >= _PIXELS and alone:
+        one_matrix = not any(axis.b for axis in p.batch)
+        if len(p.batch) <= 1 and p.m >= _PIXELS and alone and (one_matrix or not strips):
             return [*before, *_as_pixels(p, b, isa, threads)]
     assert b.dot.groups(a.shape[-1]) == b.k
     rows, copying = left_codes(a, b.dot, isa, threads)
