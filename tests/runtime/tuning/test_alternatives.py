@@ -66,14 +66,14 @@ def codes() -> ModelProto:
     weights = {
         "w": rng.integers(-100, 100, (1200, 48)).astype(np.int8),
         "k": rng.integers(-100, 100, (24, 8, 3, 3)).astype(np.int8),
-        "g": rng.integers(-100, 100, (24, 4, 3, 3)).astype(np.int8),
+        "g": rng.integers(-100, 100, (24, 32, 3, 3)).astype(np.int8),
     }
     nodes = [
         helper.make_node("MatMulInteger", ["x", "w"], ["a"], name="product"),
         helper.make_node("ConvInteger", ["y", "k"], ["b"], pads=[1, 1, 1, 1], name="filters"),
-        helper.make_node("ConvInteger", ["y", "g"], ["c"], pads=[1, 1, 1, 1], group=2, name="grouped"),
+        helper.make_node("ConvInteger", ["z", "g"], ["c"], pads=[1, 1, 1, 1], group=2, name="grouped"),
     ]
-    inputs = [_io("x", U8, (500, 1200)), _io("y", U8, (1, 8, 40, 40))]
+    inputs = [_io("x", U8, (500, 1200)), _io("y", U8, (1, 8, 40, 40)), _io("z", U8, (1, 64, 40, 40))]
     image = (1, 24, 40, 40)
     outputs = [_io("a", TensorProto.INT32, (500, 48)), *(_io(name, TensorProto.INT32, image) for name in "bc")]
     return model_of(nodes, inputs, outputs, weights)
