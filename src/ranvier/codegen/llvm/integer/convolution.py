@@ -24,10 +24,10 @@ from ranvier.codegen.llvm.builder import Module, Val, Var, vector
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
-from ranvier.codegen.llvm.integer.dots import HALF, SIGNED, TILES, WORDS, Dot, tuned_dot
+from ranvier.codegen.llvm.integer.dots import HALF, LEAST_TERMS, SIGNED, TILES, WORDS, Dot, tuned_dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import NEAR_BYTES, PackedCodes, moved_right, pack_codes, put_right
-from ranvier.codegen.llvm.integer.padded import begins_lines, padded_conv, reads_padded
+from ranvier.codegen.llvm.integer.padded import begins_lines, padded_conv, reads_padded, suits_strips, suits_tiles
 from ranvier.codegen.llvm.integer.product import FINISH_US, micro_kernels, row_blocks
 from ranvier.codegen.llvm.integer.strip import Strip
 from ranvier.codegen.llvm.isa import Isa
@@ -40,6 +40,7 @@ _ROWS_BYTES = 128 << 10  # gathered rows of one block …
 _MANY_BYTES = 512 << 10  # … and of one that meets filters too large to be read twice
 _OTHERS_BYTES = tuple(size << 10 for size in (32, 64, 128, 256, 512, 1024))
 _SUMS_BYTES, _PANELS = 32 << 10, 4  # that are finished together
+_FEW_TERMS = 80
 _TOGETHER = 4  # vectors that are copied at a time
 _GOPS, _TILE_GOPS = 300.0, 1200.0  # rough speed of one core
 _X, _B, _OUT, _ZERO, _WIDE, _NARROW, _FINISH = range(7)
@@ -56,7 +57,11 @@ _TRIPLE, _QUAD = 3, 4  # channels of such pixels, and their bytes
 
 
 def dot_of_filters(isa: Isa, shape: ConvShape) -> Dot:
-    return tuned_dot(isa, pixels_hint(shape), shape.key())
+    """Sums of few terms by vectors, where the matrix unit would have rows put together for it."""
+    terms = shape.taps * shape.depth
+    if suits_strips(shape, isa) and not suits_tiles(shape) and terms <= _FEW_TERMS:
+        return tuned_dot(isa, 1, terms, shape.key())
+    return tuned_dot(isa, pixels_hint(shape), max(terms, LEAST_TERMS), shape.key())
 
 
 def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:

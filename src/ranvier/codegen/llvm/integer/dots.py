@@ -69,7 +69,8 @@ BYTES = Dot(4, DType.uint8, DType.int8)
 SIGNED = Dot(4, DType.int8, DType.int8)
 WORDS = Dot(2, DType.int16, DType.int8)
 TILES = Dot(4, None, DType.int8, STEP)
-_TILE_ROWS = 4  # rows from which the matrix unit is faster; a single row is a matter of reading B
+_TILE_ROWS = 4  # rows from which the matrix unit is faster; a single row is a matter of reading B …
+LEAST_TERMS = 64  # … and terms of a sum: it takes as long for fewer
 
 
 def dot_of(isa: Isa) -> Dot:
@@ -95,14 +96,15 @@ def pairs_that_fit(reach: int) -> int:
     return ((1 << 15) - 1) // (2 * HALF * reach)
 
 
-def dot_for(isa: Isa, rows: int) -> Dot:
-    """What suits products with so many rows."""
-    return TILES if rows >= _TILE_ROWS and suits(isa, DType.uint8, DType.int8) else dot_of(isa)
+def dot_for(isa: Isa, rows: int, terms: int) -> Dot:
+    """What suits products with so many rows, and sums of so many products."""
+    large = rows >= _TILE_ROWS and terms >= LEAST_TERMS
+    return TILES if large and suits(isa, DType.uint8, DType.int8) else dot_of(isa)
 
 
-def tuned_dot(isa: Isa, rows: int, key: tuple[object, ...]) -> Dot:
+def tuned_dot(isa: Isa, rows: int, terms: int, key: tuple[object, ...]) -> Dot:
     """What was measured to suit a product, else :func:`dot_for`; ``key`` tells the product from others."""
-    usual = dot_for(isa, rows)
+    usual = dot_for(isa, rows, terms)
     if not suits(isa, DType.uint8, DType.int8):
         return usual
     return tuning.choose("integer way", lambda: key, usual, lambda: {"tiles": TILES, "vectors": dot_of(isa)})

@@ -17,7 +17,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
-from ranvier.codegen.llvm.integer.dots import BYTES, HALF, SIGNED, TILES, Dot, dot_for, shapes_of
+from ranvier.codegen.llvm.integer.dots import BYTES, HALF, LEAST_TERMS, SIGNED, TILES, Dot, dot_for, shapes_of
 from ranvier.codegen.llvm.integer.panels import put_into_panels
 from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.isa import Isa
@@ -98,7 +98,7 @@ def panels_for(m: int, n: int, deep: int, isa: Isa, dot: Dot) -> Panels:
 
 def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) -> PackedCodes:
     """Constant codes [..., K, N] packed once. ``rows_hint`` is the M they will usually meet."""
-    dot, codes = dot or dot_for(isa, rows_hint), signed(b)
+    dot, codes = dot or dot_for(isa, rows_hint, b.shape[-2]), signed(b)
     *batch, k, n = codes.shape
     deep = dot.groups(k)
     panels = panels_for(rows_hint, n, deep, isa, dot)
@@ -116,8 +116,8 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
 def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:
     """Codes that are a tensor of the graph [..., K, N]: grouped by one pass, where they do not lie so, put into panels
     by another. They will meet ``m`` rows of ``left``."""
-    dot = dot_for(isa, m)
     *batch, k, n = b.shape
+    dot = dot_for(isa, m, max(k, LEAST_TERMS))  # every matrix of a batch may be another one: strips do not take them
     deep, entries = dot.groups(k), math.prod(batch)
     words, launches = _lying_words(b, dot, isa, threads) or _grouped_words(b, dot, isa, threads)
     panels = panels_for(m, n, deep, isa, dot)

@@ -55,17 +55,26 @@ _SUMS_BYTES, _PANELS = 16 << 10, 4  # of strips, that are finished together
 
 def reads_padded(shape: ConvShape, packed: PackedCodes, isa: Isa) -> bool:
     """Whether packed filters have their depth in segments that a padded copy has."""
-    if packed.dot not in (TILES, BYTES) or not _is_flat(shape):
+    if packed.dot is TILES:
+        return suits_tiles(shape)
+    alike = not begins_lines(shape, BYTES, isa) or packed.lined
+    return packed.dot is BYTES and alike and suits_strips(shape, isa)
+
+
+def suits_tiles(shape: ConvShape) -> bool:
+    """Lines of channels for every tap, or less than a line for every tap or row of taps."""
+    if not _is_flat(shape):
         return False
-    if packed.dot is BYTES:
-        whole = _segment(shape, BYTES) % _GROUP == 0 or (_is_joined(shape, BYTES) and shape.kernel[1] == 1)
-        return isa.masks and (whole or packed.lined)
-    # lines of channels for every tap, or less than a line for every tap or row of taps
     if shape.depth % tiles.LINE == 0:
         return True
     # where many channels come in steps of a few, rows that are put together are quicker
     least = _LEAST_OF_MANY if shape.depth > tiles.LINE else _GROUP
-    return shape.depth % _GROUP == 0 and shape.taps > 1 and _segment(shape, packed.dot) >= least
+    return shape.depth % _GROUP == 0 and shape.taps > 1 and _segment(shape, TILES) >= least
+
+
+def suits_strips(shape: ConvShape, isa: Isa) -> bool:
+    """Whole groups of channels for every tap, or rows of taps."""
+    return isa.masks and _is_flat(shape) and (shape.depth % _GROUP == 0 or _is_joined(shape, BYTES))
 
 
 def begins_lines(shape: ConvShape, dot: Dot, isa: Isa) -> bool:

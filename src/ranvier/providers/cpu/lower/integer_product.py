@@ -142,7 +142,7 @@ def corrected(
 
 def packed_codes(r: Realiser, w: View, m: int) -> PackedCodes:
     hint = 1 if m < 4 else 8 if m <= 16 else 256
-    dot = tuned_dot(r.isa, hint, (m, *w.shape, w.dtype.name))
+    dot = tuned_dot(r.isa, hint, w.shape[-2], (m, *w.shape, w.dtype.name))
     key = ("codes", Same(w.storage.array), w.offset, w.shape, w.strides, hint, dot)
     return r.packs.get(key, lambda: pack_codes(np.ascontiguousarray(content(w)), r.isa, rows_hint=hint, dot=dot))
 
