@@ -1,15 +1,16 @@
 """Convolutions of 8-bit codes that read their rows from a padded copy of the image.
 
-The input under a block of output rows is copied with its padding. A row of the copy holds as many pixels as its outputs
-times the stride, so that stepping over the end of one row of outputs leads to the next: all pixels of a block are one
-stride apart, at the price of some columns at the end of every row that are computed and dropped. With a stride, rows
-whose numbers leave the same remainder lie together. A tap is an offset, and nothing is copied once per tap. Few
-channels are a step of less than a line: a whole row of taps where a line holds it.
+The input under a block of output rows is copied with its padding. A tap is an offset there, and nothing is copied once
+per tap. With a stride, rows whose numbers leave the same remainder lie together. Of a 1x1 convolution rows are the
+pixels where they lie, or where they were put side by side if it has a stride.
 
-Of a 1x1 convolution rows are the pixels where they lie, or where they were put side by side if it has a stride.
+Tiles of the matrix unit want rows one step apart. A row of the copy holds as many pixels as its outputs times the
+stride, so that stepping over the end of one row of outputs leads to the next, at the price of some columns at the end
+of every row that are computed and dropped. Few channels are a step of less than a line: a whole row of taps where a
+line holds it. Sums wait in one of two blocks of scratch, so that a tile is finished while the next one is multiplied.
 
-With the matrix unit sums wait in one of two blocks of scratch, so that a tile is finished while the next one is
-multiplied; with vector units those of many pixels wait, and are finished together.
+Vector units take pixels from wherever they lie, one after the other, and a row of taps is a run of any length, packed
+so that it begins with a group of its own. Sums of many pixels and some panels wait, and are finished together.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ranvier.codegen.llvm.builder import Val, vector
 from ranvier.codegen.llvm.integer.dots import HALF
 from ranvier.codegen.llvm.integer.frame import Frame
@@ -18,15 +20,33 @@ _LINES = vector("i8", LINE)
 
 
 class PaddedCopy:
-    """What drivers share: ``base`` is where the copy begins, ``turns`` whether codes change their sign on the way."""
+    """What drivers share. ``base`` is where the copy begins, or pixels that are read in place; ``turns``: whether codes
+    change their sign on the way."""
 
-    def __init__(self, frame: Frame, turns: bool) -> None:
-        self.frame, self.f, self.at, self.turns = frame, frame.f, frame.at, turns
+    def __init__(self, frame: Frame, in_place: bool, turns: bool) -> None:
+        self.frame, self.f, self.at, self.in_place, self.turns = frame, frame.f, frame.at, in_place, turns
         self.base = self.f.args["scratch"]
         self.zero = self.converted(self.f.splat(self.f.load("i8", frame.buf(ZERO)), LINE))
 
     def converted(self, codes: Val) -> Val:
         return self.f.xor(codes, HALF - 256) if self.turns else codes
+
+    def tiles(self, walk: Callable[[Val, Val, Val, Val, Val], None]) -> None:
+        """Tiles of the launch, each a block of rows of an image times a group of panels: ``walk`` gets the image, the
+        first row and how many, the first panel and the one behind the last."""
+        f, at = self.f, self.at
+        with f.loop(f.args["begin"], f.args["end"]) as tile:
+            part, rest = f.rem(tile, at["panel_groups"]), f.div(tile, at["panel_groups"])
+            image, block = f.div(rest, at["blocks"]), f.rem(rest, at["blocks"])
+            top = block * at["block_rows"]
+            rows = f.min_(at["oh"] - top, at["block_rows"])
+            x = f.gep(self.frame.buf(X), image * at["xn"])
+            if self.in_place:
+                self.base = f.gep(x, top * at["a_step"])
+            else:
+                self.fill(x, top, rows)
+            first = part * at["panel_group"]
+            walk(image, top, rows, first, f.min_(first + at["panel_group"], at["panels"]))
 
     def fill(self, image: Val, top: Val, rows: Val) -> None:
         """The input under output rows from ``top`` on, zero points around it."""

@@ -6,16 +6,13 @@ from __future__ import annotations
 from ranvier.codegen.llvm.amx.tiles import release
 from ranvier.codegen.llvm.builder import Val
 from ranvier.codegen.llvm.integer.frame import Frame
-from ranvier.codegen.llvm.integer.padded_copy import NARROW, OFFSETS, OUT, WIDE, B, PaddedCopy, X
+from ranvier.codegen.llvm.integer.padded_copy import NARROW, OFFSETS, OUT, WIDE, B, PaddedCopy
 from ranvier.codegen.llvm.integer.segments import CONTROL, put
 
 
 class PaddedDriver(PaddedCopy):
-    """A tile of the launch is a block of rows of an image times a group of panels."""
-
     def __init__(self, frame: Frame, in_place: bool) -> None:
-        super().__init__(frame, turns=False)
-        self.in_place = in_place
+        super().__init__(frame, in_place, turns=False)
         self.control = self.f.stack("i64", len(CONTROL))
 
     def emit(self) -> None:
@@ -26,18 +23,7 @@ class PaddedDriver(PaddedCopy):
             put(f, self.control, name, at[name])
         put(f, self.control, "offsets", self.frame.buf(OFFSETS))
         put(f, self.control, "ready", f.i64(0))
-        with f.loop(f.args["begin"], f.args["end"]) as tile:
-            part, rest = f.rem(tile, at["panel_groups"]), f.div(tile, at["panel_groups"])
-            image, block = f.div(rest, at["blocks"]), f.rem(rest, at["blocks"])
-            top = block * at["block_rows"]
-            rows = f.min_(at["oh"] - top, at["block_rows"])
-            x = f.gep(self.frame.buf(X), image * at["xn"])
-            if self.in_place:
-                self.base = f.gep(x, top * at["a_step"])
-            else:
-                self.fill(x, top, rows)
-            first = part * at["panel_group"]
-            self.walk(image, top, rows, first, f.min_(first + at["panel_group"], at["panels"]))
+        self.tiles(self.walk)
         release(f)
         f.ret()
 

@@ -4,41 +4,27 @@ together."""
 from __future__ import annotations
 
 from ranvier.codegen.llvm.builder import Val
-from ranvier.codegen.llvm.integer.frame import Frame
-from ranvier.codegen.llvm.integer.padded_copy import NAMES, NARROW, OFFSETS, OUT, WIDE, B, PaddedCopy, X
+from ranvier.codegen.llvm.integer.padded_copy import NAMES, NARROW, OFFSETS, OUT, WIDE, B, PaddedCopy
 
 # bytes between rows of sums, how many panels these hold, and how many pixels are finished together
 NAMES_OF_STRIPS = (*NAMES, "step", "together", "finished")
 
 
 class StripDriver(PaddedCopy):
-    """A tile of the launch is a block of rows of an image times a group of panels."""
-
-    def __init__(self, frame: Frame, in_place: bool, turns: bool) -> None:
-        super().__init__(frame, turns)
-        self.in_place = in_place
-
     def emit(self) -> None:
         f, at = self.f, self.at
         # a last block that begins before its pixels has sums before theirs
         self.sums = f.gep(f.args["scratch"], at["rows"] * at["step"])
         self.base = f.gep(self.sums, at["finished"] * at["step"])
-        with f.loop(f.args["begin"], f.args["end"]) as tile:
-            part, rest = f.rem(tile, at["panel_groups"]), f.div(tile, at["panel_groups"])
-            image, block = f.div(rest, at["blocks"]), f.rem(rest, at["blocks"])
-            top = block * at["block_rows"]
-            rows = f.min_(at["oh"] - top, at["block_rows"])
-            x = f.gep(self.frame.buf(X), image * at["xn"])
-            if self.in_place:
-                self.base = f.gep(x, top * at["a_step"])
-            else:
-                self.fill(x, top, rows)
-            first = part * at["panel_group"]
-            last = f.min_(first + at["panel_group"], at["panels"])
-            with f.loop(first, last, at["together"]) as p, f.loop(0, rows * at["ow"], at["finished"]) as start:
-                exist = f.min_(rows * at["ow"] - start, at["finished"])
-                self.some(image, top, start, exist, p, f.min_(p + at["together"], last))
+        self.tiles(self.walk)
         f.ret()
+
+    def walk(self, image: Val, top: Val, rows: Val, p0: Val, p1: Val) -> None:
+        f, at = self.f, self.at
+        pixels = rows * at["ow"]
+        with f.loop(p0, p1, at["together"]) as p, f.loop(0, pixels, at["finished"]) as start:
+            exist = f.min_(pixels - start, at["finished"])
+            self.some(image, top, start, exist, p, f.min_(p + at["together"], p1))
 
     def some(self, image: Val, top: Val, start: Val, exist: Val, p0: Val, p1: Val) -> None:
         """Some panels times some pixels, and what follows for their sums."""
