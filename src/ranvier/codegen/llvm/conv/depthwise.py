@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from ranvier.codegen.llvm.conv.shape import (
     Numbering,
     Packed,
     Pixels,
-    Triple,
+    lying,
     packed_constant,
     require_channels_last,
     sums_of,
@@ -69,9 +68,9 @@ def depthwise(
 ) -> list[Launch]:
     require_channels_last(x, "the input")
     require_channels_last(out, "the output")
-    if _is_column(shape):
+    if shape.is_column:
         turned = None if numbering is None else Numbering(numbering.d, numbering.w, numbering.h, numbering.first)
-        return depthwise(_lying(x), packed, _lying(out), _as_row(shape), isa, epilogue, threads, turned)
+        return depthwise(lying(x), packed, lying(out), shape.as_row(), isa, epilogue, threads, turned)
     halves = packed.dtype is DType.float16
     tail = Tail.of(epilogue, sums_of(packed.dtype))
     item = x.dtype.numpy.itemsize
@@ -155,32 +154,6 @@ def _groups_inside(shape: ConvShape, pixels: int, width: int) -> int:
 def _rows_inside(shape: ConvShape) -> int:
     """Rows of a window that can lie inside the image at once: of a low one, fewer than the window has."""
     return min(shape.kernel[1], -(-shape.size[1] // shape.dilations[1]))
-
-
-def _is_column(shape: ConvShape) -> bool:
-    """A signal that lies along the height: as a row, several of its pixels are computed at once."""
-    return shape.size[2] == shape.kernel[2] == shape.out[2] == 1 and shape.begin[2] == 0 and shape.out[1] > 1
-
-
-def _as_row(shape: ConvShape) -> ConvShape:
-    def turned(t: Triple) -> Triple:
-        return t[0], t[2], t[1]
-
-    return replace(
-        shape,
-        size=turned(shape.size),
-        out=turned(shape.out),
-        kernel=turned(shape.kernel),
-        strides=turned(shape.strides),
-        dilations=turned(shape.dilations),
-        begin=turned(shape.begin),
-    )
-
-
-def _lying(view: View) -> View:
-    """Height and width in each other's place."""
-    shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (view.shape, view.strides))
-    return replace(view, shape=shape, strides=strides)
 
 
 def _pair_group(width: int, taps: int) -> int:

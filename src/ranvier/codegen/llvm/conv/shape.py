@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,27 @@ class ConvShape:
         """What decisions about the convolution depend on."""
         sizes = (self.n, self.group, self.cin, self.cout)
         return (*sizes, self.size, self.out, self.kernel, self.strides, self.dilations, self.begin)
+
+    @property
+    def is_column(self) -> bool:
+        """A signal that lies along the height: as a row, several of its pixels are computed at once."""
+        return self.size[2] == self.kernel[2] == self.out[2] == 1 and self.begin[2] == 0 and self.out[1] > 1
+
+    def as_row(self) -> ConvShape:
+        """Height and width in each other's place, as :func:`lying` has them of a view."""
+
+        def turned(t: Triple) -> Triple:
+            return t[0], t[2], t[1]
+
+        return replace(
+            self,
+            size=turned(self.size),
+            out=turned(self.out),
+            kernel=turned(self.kernel),
+            strides=turned(self.strides),
+            dilations=turned(self.dilations),
+            begin=turned(self.begin),
+        )
 
     @property
     def taps(self) -> int:
@@ -194,6 +216,12 @@ class Numbering:
     @property
     def fields(self) -> dict[str, int]:
         return {"qd": self.d, "qh": self.h, "qw": self.w, "q0": self.first}
+
+
+def lying(view: View) -> View:
+    """Height and width in each other's place."""
+    shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (view.shape, view.strides))
+    return replace(view, shape=shape, strides=strides)
 
 
 def require_channels_last(view: View, what: str) -> None:

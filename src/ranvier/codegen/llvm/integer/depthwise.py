@@ -21,7 +21,7 @@ import numpy as np
 
 from ranvier.codegen.launch import At, Code, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module, Val, vector
-from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
+from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels, lying
 from ranvier.codegen.llvm.gemm.blocks import grain
 from ranvier.codegen.llvm.integer.depthwise_filters import (
     CHANNELS,
@@ -74,8 +74,7 @@ def integer_depthwise(
     if shape.is_empty:
         return []
     if (along := lengthwise(shape, isa)) != shape:
-        order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
-        shape, x, out = along, x.transposed(order), out.transposed(order)
+        shape, x, out = along, lying(x), lying(out)
     room, coded = room_of(isa, shape), in_bytes(filters)
     windows = _windows(shape, isa, coded, x.dtype)
     lines = windows.lines if windows is not None else 1

@@ -7,12 +7,11 @@ the size of images, which may be another one at every call.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.llvm.conv.shape import ConvShape, Triple
+from ranvier.codegen.llvm.conv.shape import ConvShape
 from ranvier.codegen.llvm.integer.dots import SIGNED, dot_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.storage import Storage, aligned_empty
@@ -29,24 +28,9 @@ def is_unrolled(shape: ConvShape) -> bool:
 
 
 def lengthwise(shape: ConvShape, isa: Isa) -> ConvShape:
-    """The same convolution, along the width where it is one of columns in an image that is a single column: what is
-    read is shared by neighbours then. Not where rows are multiplied four at a time by instructions that do no other."""
-    alone = shape.size[2] == shape.out[2] == shape.kernel[2] == 1 and shape.begin[2] == 0
-    if not alone or shape.kernel[1] == 1 or dot_of(isa) is SIGNED:
-        return shape
-
-    def turned(numbers: Triple) -> Triple:
-        return numbers[0], numbers[2], numbers[1]
-
-    return replace(
-        shape,
-        size=turned(shape.size),
-        out=turned(shape.out),
-        kernel=turned(shape.kernel),
-        strides=turned(shape.strides),
-        dilations=turned(shape.dilations),
-        begin=turned(shape.begin),
-    )
+    """The same convolution, along the width where its image is a single column: what is read is shared by neighbours
+    then. Not where rows are multiplied four at a time by instructions that do no other."""
+    return shape.as_row() if shape.is_column and dot_of(isa) is not SIGNED else shape
 
 
 def permutes(isa: Isa) -> bool:
