@@ -52,7 +52,7 @@ class Pretended:
         found: dict[str, NodePrecision] = {}
         if narrow:
             graph, found = _narrowed(graph, config.keep_f32, self.stays)
-        self.report = SimpleNamespace(nodes=[], precisions=found)
+        self.report = SimpleNamespace(nodes=[], precisions=found, refused="")
         self._session = Session(graph, config.updated(precision="float32", keep_f32=()))
 
     @property

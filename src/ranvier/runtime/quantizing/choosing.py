@@ -93,7 +93,9 @@ class Choosing:
         found = session.report.precisions
         self._products = frozenset(name for name, each in found.items() if each.computes == "bf16")
         self._stored = frozenset(name for name, each in found.items() if each.stores == "bf16")
-        if not self._products | self._stored and self._wide:  # this processor does not multiply it
+        # a processor that does not multiply it may compute something in float32 that is float64 otherwise, and says so
+        coarse = bool(session.report.refused and found)
+        if not (self._products | self._stored or coarse) and self._wide:
             self._narrow = False
             trials.drop(self._plain)
             return
