@@ -74,6 +74,12 @@ def test_a_wrong_token_is_refused(worker: Worker) -> None:
         assert any("token" in text for text in made.report.fallbacks)
 
 
+def test_where_nobody_else_takes_over_no_next_provider_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(errors.ProviderUnavailable, match="no address"):
+        Session(chain(), SessionConfig(providers=("remote",)))
+    assert not caplog.messages
+
+
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ranvier.providers.remote.provider._CONNECT", 0.3)
     with pytest.raises(errors.ProviderUnavailable, match="nobody answers"):

@@ -87,13 +87,13 @@ class Compiled:
                 reason = f"failed to compile it ({type(error).__name__}: {error})"
                 for node in part.subgraph.nodes:
                     blocked[name, id(node)] = reason
-                text = f"{name} {reason}: {part.subgraph.label}"
-                self.fallbacks.append(text)
-                warn_once(f"compile {text}", f"{text}; it goes to the next provider")
                 try:
                     Partitioner(self.providers, blocked).partition(part.subgraph.graph)
                 except UnsupportedOp:
                     raise error from None  # nobody else takes it: what went wrong is the answer
+                text = f"{name} {reason}: {part.subgraph.label}"
+                self.fallbacks.append(text)
+                warn_once(f"compile {text}", f"{text}; it goes to the next provider")
 
     def recall(self, key: Any) -> Plan | None:
         """The plan of an earlier call with the same shapes and outputs."""
