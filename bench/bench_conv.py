@@ -366,9 +366,12 @@ def in_int8(names: list[str], isa: Isa, seconds: float) -> None:
         times = " ".join(f"{least[k] * 1e6:8.1f}" for k in ("int8", "f32", "ort"))
         shares = " ".join(f"{r:8.2f}" for r in ratios[-1])
         print(f"{layer.name:26} {times} {shares} {rate:8.0f} {differ:8}", flush=True)
-    for k, name in enumerate(("ONNX Runtime", "our float32")):
-        mean = float(np.exp(np.mean(np.log([r[k] for r in ratios]))))
-        print(f"geometric mean of {name} / ours: {mean:.3f}")
+    show_means(("ONNX Runtime", "our float32"), ratios)
+
+
+def show_means(names: tuple[str, ...], ratios: list[tuple[float, float]]) -> None:
+    for name, found in zip(names, zip(*ratios)):
+        print(f"geometric mean of {name} / ours: {float(np.exp(np.mean(np.log(found)))):.3f}")
 
 
 def chosen_layers(names: list[str]) -> list[Layer]:
@@ -394,9 +397,7 @@ def in_bf16(names: list[str], isa: Isa, seconds: float) -> None:
         times = " ".join(f"{least[k] * 1e6:8.1f}" for k in ("bf16", "f32", "openvino"))
         shares = " ".join(f"{r:8.2f}" for r in ratios[-1])
         print(f"{layer.name:26} {times} {shares} {rate:8.0f} {rate / peak:8.1%} {error:8.1e}", flush=True)
-    for k, name in enumerate(("OpenVINO", "our float32")):
-        mean = float(np.exp(np.mean(np.log([r[k] for r in ratios]))))
-        print(f"geometric mean of {name} / ours: {mean:.3f}")
+    show_means(("OpenVINO", "our float32"), ratios)
 
 
 def main() -> None:

@@ -41,14 +41,14 @@ def integer_matmul(
     if isinstance(b, View):
         shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
         b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)
-    strips = b.dot is BYTES and isa.masks
+    # of one matrix, where there are rows enough
+    strips = b.dot is BYTES and isa.masks and math.prod(b.batch) == 1 and math.prod(out.shape[:-1]) >= _PIXELS
     if epilogue is not None and (finishes_together(b) or strips) and a.strides[-1] == 1 and a.shape[-1]:
         epilogue, beside = _side_by_side(epilogue, out.shape, isa, threads)
         before += beside
         p = folded(problem_of(a, b, out, epilogue))
         alone = threads == 1 or p.m * p.n * a.shape[-1] * p.entries >= threads * _ALONE
-        one_matrix = not any(axis.b for axis in p.batch)
-        if len(p.batch) <= 1 and p.m >= _PIXELS and alone and (one_matrix or not strips):
+        if len(p.batch) <= 1 and p.m >= _PIXELS and alone:
             return [*before, *_as_pixels(p, b, isa, threads)]
     assert b.dot.groups(a.shape[-1]) == b.k
     rows, copying = left_codes(a, b.dot, isa, threads)

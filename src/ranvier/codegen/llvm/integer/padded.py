@@ -31,8 +31,8 @@ from ranvier.codegen.llvm.integer.dots import BYTES, TILES, Dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.integer.padded_copy import NAMES, OPERANDS
-from ranvier.codegen.llvm.integer.padded_driver import PaddedDriver
 from ranvier.codegen.llvm.integer.padded_strips import NAMES_OF_STRIPS, StripDriver
+from ranvier.codegen.llvm.integer.padded_tiles import TileDriver
 from ranvier.codegen.llvm.integer.product import FINISH_US, most_rows
 from ranvier.codegen.llvm.integer.reach import Array
 from ranvier.codegen.llvm.integer.segments import segments_spec
@@ -185,7 +185,10 @@ def padded_conv(
     panel_groups = -(-cut.count // panel_group)
     offsets, groups = _segments(shape, block, dot)
     wide = cut.size * isa.vector_bytes
-    way = (_by_tiles if dot is TILES else _in_strips)(x, packed, shape, block, block_rows, panel_group, in_place, isa)
+    if dot is TILES:
+        way = _by_tiles(x.dtype, packed, block.pixels(shape, block_rows), _segment(shape, dot), in_place, isa)
+    else:
+        way = _in_strips(x.dtype, packed, block_rows * shape.out[2], panel_group, in_place, isa)
     dropped = block.line > shape.out[2]
     numbers = {
         **dict(zip(("xn", "xh", "xw"), (place.n, place.h, place.w))),
@@ -256,26 +259,24 @@ def _widths(cut: Cut) -> tuple[int, int]:
     return cut.size, cut.size - 1 if cut.large < cut.count else cut.size
 
 
-def _by_tiles(
-    x: View, packed: PackedCodes, shape: ConvShape, block: _Block, high: int, group: int, in_place: bool, isa: Isa
-) -> _Way:
-    cut, short = packed.panels.cut, _segment(shape, packed.dot) < tiles.LINE
-    rows = Cut.of(block.pixels(shape, high), tiles.ROWS).size
-    kinds = (segments_spec(x.dtype, packed.dot.right, width, short=short, groups=packed.k) for width in _widths(cut))
+def _by_tiles(codes: DType, packed: PackedCodes, pixels: int, segment: int, in_place: bool, isa: Isa) -> _Way:
+    """``pixels`` of a block; ``segment``: bytes of one."""
+    cut, short = packed.panels.cut, segment < tiles.LINE
+    rows = Cut.of(pixels, tiles.ROWS).size
+    kinds = (segments_spec(codes, packed.dot.right, width, short=short, groups=packed.k) for width in _widths(cut))
     return _Way(_tile_driver(in_place), NAMES, {"rows": rows}, tuple(kinds), 2 * rows * cut.size * isa.vector_bytes)
 
 
-def _in_strips(
-    x: View, packed: PackedCodes, shape: ConvShape, block: _Block, high: int, group: int, in_place: bool, isa: Isa
-) -> _Way:
-    cut, pixels = packed.panels.cut, high * shape.out[2]
+def _in_strips(codes: DType, packed: PackedCodes, pixels: int, group: int, in_place: bool, isa: Isa) -> _Way:
+    """``pixels`` of a block, ``group`` panels of a tile."""
+    cut = packed.panels.cut
     rows = Cut.of(pixels, most_rows(isa, cut.size)).size
     together = min(_PANELS, group)
     step = together * cut.size * isa.vector_bytes
     finished = min(-(-pixels // rows), max(1, _SUMS_BYTES // (rows * step))) * rows
     numbers = {"rows": rows, "step": step, "together": together, "finished": finished}
     micro = tuple(Strip(rows, width, windows=not in_place).spec() for width in _widths(cut))
-    driver = _strip_driver(in_place, packed.dot.turns(x.dtype))
+    driver = _strip_driver(in_place, packed.dot.turns(codes))
     return _Way(driver, NAMES_OF_STRIPS, numbers, micro, (rows + finished) * step)
 
 
@@ -320,7 +321,7 @@ def _offsets(values: tuple[int, ...]) -> Storage:
 
 def _tile_driver(in_place: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        PaddedDriver(Frame(module, symbol, isa, NAMES, OPERANDS), in_place).emit()
+        TileDriver(Frame(module, symbol, isa, NAMES, OPERANDS), in_place).emit()
 
     name = f"integer conv {'in place' if in_place else 'padded'}"
     return KernelSpec(name, (name,), emit, "int8 tiles")

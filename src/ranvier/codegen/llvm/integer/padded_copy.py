@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ranvier.codegen.llvm.amx.tiles import LINE
 from ranvier.codegen.llvm.builder import Val, vector
 from ranvier.codegen.llvm.integer.dots import HALF
 from ranvier.codegen.llvm.integer.frame import Frame
@@ -15,8 +16,7 @@ NAMES = (
     *("rows", "block_rows", "blocks", "segments", "groups"),
     *("k", "panels", "wide", "wide_panels", "panel_group", "panel_groups", "width"),
 )
-LINE = 64  # bytes that are copied at a time
-_LINES = vector("i8", LINE)
+_LINES = vector("i8", LINE)  # that are copied at a time
 
 
 class PaddedCopy:

@@ -10,7 +10,7 @@ from ranvier.codegen.llvm.integer.padded_copy import NARROW, OFFSETS, OUT, WIDE,
 from ranvier.codegen.llvm.integer.segments import CONTROL, put
 
 
-class PaddedDriver(PaddedCopy):
+class TileDriver(PaddedCopy):
     def __init__(self, frame: Frame, in_place: bool) -> None:
         super().__init__(frame, in_place, turns=False)
         self.control = self.f.stack("i64", len(CONTROL))
