@@ -2,8 +2,9 @@
 
 It stands where the float products' does (``gemm/epilogue.py``) and is called alike. Requantized results are most of
 the work of a small convolution, so whole vectors are handled apart from the columns left over, which need a mask: a
-masked store of narrowed elements is many times slower than a plain one. Codes of two vectors of two rows each are
-packed together where the processor has instructions for that, which saturate for nothing (``narrow.py``).
+masked store of narrowed elements is many times slower than a plain one. Codes of two vectors of two rows each, and
+of a last vector of four rows, are packed together where the processor has instructions for that, which saturate for
+nothing (``narrow.py``).
 """
 
 from __future__ import annotations
