@@ -14,6 +14,7 @@ from ranvier.passes.fold_affine import FoldAffine
 from ranvier.passes.fold_constants import FoldConstants
 from ranvier.passes.fold_shapes import FoldShapes
 from ranvier.passes.fuse import fusion_passes
+from ranvier.passes.gather_rows import GatherRows
 from ranvier.passes.kept_gates import KeptGates
 from ranvier.passes.loop_invariants import LoopInvariants
 from ranvier.passes.loop_products import LoopProducts
@@ -36,6 +37,7 @@ def default_passes() -> list[OptimizationPass]:
         FoldConstants(),
         Cancel(),
         CommonSubexpressions(),
+        GatherRows(),
         KeptGates(),
         FoldAffine(),
         LoopProducts(),
@@ -57,6 +59,7 @@ __all__ = [
     "FoldAffine",
     "FoldConstants",
     "FoldShapes",
+    "GatherRows",
     "KeptGates",
     "LoopInvariants",
     "LoopProducts",
