@@ -12,8 +12,9 @@ from ranvier.codegen.definitions.lower.index import SHARED
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import Lowerings
+from ranvier.codegen.llvm.isa import chosen
 from ranvier.graph.ir import Graph, Value
-from ranvier.providers.cpu.products import PRODUCTS
+from ranvier.providers.cpu.products import CpuProducts
 
 FOLDER = Path(definitions.__file__).parent
 
@@ -37,7 +38,7 @@ def _lowered(lowerings: Lowerings) -> list[str]:
     found = lowerings.find(y.producer)
     assert found is not None
     made: list[str] = []
-    program = Definitions(PRODUCTS)
+    program = Definitions(CpuProducts(chosen("")))
     program.pointwise = lambda *a, **k: made.append("shared")  # type: ignore[method-assign, assignment, return-value]
     try:
         found.lower(NodeView(y.producer, program), program)

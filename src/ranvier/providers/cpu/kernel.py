@@ -40,7 +40,7 @@ from ranvier.providers.cpu.growing import Growing
 from ranvier.providers.cpu.growing_calls import GrowingCalls
 from ranvier.providers.cpu.lower.index import LOWERINGS
 from ranvier.providers.cpu.narrow.effective import effective
-from ranvier.providers.cpu.products import PRODUCTS
+from ranvier.providers.cpu.products import CpuProducts
 from ranvier.providers.cpu.specialise import CheckFailed, Result, Specialised
 from ranvier.providers.cpu.target import Packs, Target
 from ranvier.varying import Span
@@ -73,6 +73,7 @@ class CpuKernel:
     ) -> None:
         self.part = part
         self.target = target
+        self._products = CpuProducts(target.isa)
         self._ctx = ctx
         self._allocator = allocator
         self._keep = ctx.config.plan_cache
@@ -128,14 +129,14 @@ class CpuKernel:
         return BoundSpan(self, made)
 
     def _lowered(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array], span: Span) -> Growing:
-        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS, PRODUCTS)
+        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS, self._products)
         return Growing(self.part, self.inputs, definitions, self.target, self._packs, span)
 
     def _span(self, inference: TypeInference, span: Span) -> Growing:
         return self._lowered(inference.types, inference.values, span)
 
     def _specialise(self, types: Mapping[Value, Type | None], known: Mapping[Value, Array]) -> Specialised:
-        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS, PRODUCTS)
+        definitions = define(self.part.inputs, self.part.nodes, types, known, LOWERINGS, self._products)
         return Specialised(self.part, self.inputs, definitions, self.target, self._packs)
 
     def _remember(self, key: Any, made: Specialised | Unlowered) -> None:

@@ -1,4 +1,4 @@
-"""Products and convolutions of 8-bit codes with exact int32 sums."""
+"""Products and convolutions of codes of 8 and 16 bits with exact int32 sums."""
 
 from ranvier.codegen.llvm.integer.convolution import (
     dot_of_filters,
@@ -12,10 +12,18 @@ from ranvier.codegen.llvm.integer.depthwise import integer_depthwise, is_unrolle
 from ranvier.codegen.llvm.integer.dots import dot_of, tuned_dot
 from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.matmul import integer_matmul
-from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes
+from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes, pack_words
 from ranvier.codegen.llvm.integer.padded import begins_lines, reads_padded
 from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.integer.table import table_lookup
+from ranvier.codegen.llvm.integer.words import (
+    multiplies_words,
+    pack_word_filters,
+    suits_words,
+    sums_fit,
+    word_conv,
+    word_matmul,
+)
 
 __all__ = [
     "PackedCodes",
@@ -31,14 +39,21 @@ __all__ = [
     "is_unrolled",
     "lengthwise",
     "moved_right",
+    "multiplies_words",
     "pack_at_run",
     "pack_codes",
     "pack_depthwise",
     "pack_filters",
+    "pack_word_filters",
+    "pack_words",
     "pixels_hint",
     "quantized_lstm",
     "reads_padded",
+    "suits_words",
+    "sums_fit",
     "table_lookup",
     "takes_triples",
     "tuned_dot",
+    "word_conv",
+    "word_matmul",
 ]

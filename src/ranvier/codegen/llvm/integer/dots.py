@@ -7,6 +7,8 @@ where they may saturate. Codes of few bits are so small that they do not, and se
 
 Codes of B that are widened are bytes in memory all the same: that is an instruction for all rows of A that meet them,
 and half of what there is to read, which is what takes the time where rows are few.
+
+Codes of 16 bits are multiplied as they are; VNNI adds such products to sums too.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class Dot:
 BYTES = Dot(4, DType.uint8, DType.int8)
 SIGNED = Dot(4, DType.int8, DType.int8)
 WORDS = Dot(2, DType.int16, DType.int8)
+PAIRS = Dot(2, DType.int16, DType.int16)  # of codes that have 16 bits
 TILES = Dot(4, None, DType.int8, STEP)
 _TILE_ROWS = 4  # rows from which the matrix unit is faster; a single row is a matter of reading B …
 LEAST_TERMS = 64  # … and terms of a sum: it takes as long for fewer
@@ -119,12 +122,14 @@ def shapes_of(isa: Isa) -> Isa:
     return isa if dot is BYTES else replace(isa, fma=False)
 
 
-def multiply_add(f: Fn, isa: Isa, acc: Val, left: Val, right: Val) -> Val:
+def multiply_add(f: Fn, isa: Isa, acc: Val, left: Val, right: Val, dot: Dot | None = None) -> Val:
     """``acc + left · right`` in every 32-bit lane; operands are vectors of i32 that hold a group each.
 
     Where all are signed (``SIGNED``) a ``right`` that is one lane of a register everywhere costs no instruction.
     """
-    lanes, dot = acc.lanes, dot_of(isa)
+    lanes, dot = acc.lanes, dot or dot_of(isa)
+    if dot is PAIRS:
+        return multiply_words(f, isa, acc, left, right)
     kind = vector("i8", 4 * lanes)
     if dot is BYTES:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
@@ -145,10 +150,10 @@ def spread_groups(f: Fn, isa: Isa, at: Val, count: int) -> list[Val]:
     return [f.splat(f.load("i32", f.gep(at, 4 * k), 1), lanes) for k in range(count)]
 
 
-def load_groups(f: Fn, isa: Isa, at: Val) -> Val:
+def load_groups(f: Fn, isa: Isa, at: Val, dot: Dot) -> Val:
     """A vector of 32-bit groups of B from where they are packed."""
     lanes = isa.lanes(4)
-    if not dot_of(isa).narrower:
+    if not dot.narrower:
         return f.load(vector("i32", lanes), at, isa.vector_bytes)
     codes = f.load(vector("i8", 2 * lanes), at, isa.vector_bytes // 2)
     return f.bitcast(f.cast(codes, "i16"), vector("i32", lanes))

@@ -10,7 +10,16 @@ from __future__ import annotations
 from ranvier.codegen.launch import KernelSpec
 from ranvier.codegen.llvm.builder import Fn, Module, Val, Var, vector
 from ranvier.codegen.llvm.gemm.micro import Slot, read_slot
-from ranvier.codegen.llvm.integer.dots import SIGNED, WORDS, dot_of, load_groups, multiply_add, spread_groups
+from ranvier.codegen.llvm.integer.dots import (
+    BYTES,
+    PAIRS,
+    SIGNED,
+    Dot,
+    dot_of,
+    load_groups,
+    multiply_add,
+    spread_groups,
+)
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.records import dataclass
 
@@ -24,26 +33,31 @@ _BYTES = 4  # of a group of A
 
 @dataclass(frozen=True)
 class IntegerMicro:
-    """``rows`` of A, one stride apart, against panels of ``vectors``."""
+    """``rows`` of A, one stride apart, against panels of ``vectors``; ``pairs``: codes have 16 bits."""
 
     rows: int
     vectors: int
+    pairs: bool = False
+
+    def dot(self, isa: Isa) -> Dot:
+        return PAIRS if self.pairs else dot_of(isa)
 
     def spec(self) -> KernelSpec:
-        key = ("integer micro", self.rows, self.vectors)
+        key = ("integer micro", self.rows, self.vectors, self.pairs)
 
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             MicroEmitter(module.function(symbol, [("ptr", "a"), ("ptr", "b"), ("ptr", "control")]), self, isa).emit()
 
-        return KernelSpec(f"integer gemm {self.rows}x{self.vectors}", key, emit, "bytes")
+        name = f"integer gemm {self.rows}x{self.vectors}{' of pairs' if self.pairs else ''}"
+        return KernelSpec(name, key, emit, "bytes")
 
 
 def _splits(micro: IntegerMicro, isa: Isa) -> int:
     """Sums that every element of the tile has, of as many parts of K: what keeps the units busy, unless there are no
     registers for them beside a row of B, one element of A and, where it is made apart, a product."""
-    words = dot_of(isa) is WORDS
-    chains, wanted = micro.rows * micro.vectors, _SHORT_CHAINS if words else _CHAINS
-    room = isa.registers - micro.vectors - (2 if words else 1)
+    apart = micro.dot(isa) is not SIGNED and dot_of(isa) is not BYTES  # products are added by another instruction
+    chains, wanted = micro.rows * micro.vectors, _SHORT_CHAINS if apart else _CHAINS
+    room = isa.registers - micro.vectors - (2 if apart else 1)
     fitting = [n for n in (1, 2, 4) if n == 1 or n * chains <= room]
     return next((n for n in fitting if n * chains >= wanted), fitting[-1])
 
@@ -61,11 +75,11 @@ class MicroEmitter:
         self.fn, self.micro, self.isa = fn, micro, isa
         self.lanes = isa.lanes(4)
         self.kind = vector("i32", self.lanes)
-        dot = dot_of(isa)
+        self.dot = micro.dot(isa)
         self.width = micro.vectors * isa.vector_bytes
-        self.deep = self.width >> dot.narrower  # of a group of K in the panel
+        self.deep = self.width >> self.dot.narrower  # of a group of K in the panel
         self.splits = _splits(micro, isa)
-        self.picks = dot is SIGNED  # products pick lanes of a register that holds some groups of a row
+        self.picks = self.dot is SIGNED  # products pick lanes of a register that holds some groups of a row
         self.at_once = _PICKED if self.picks else _unrolled(micro)
         zero = fn.const(self.kind, 0)
         self.acc: list[list[list[Var]]] = [
@@ -125,7 +139,7 @@ class MicroEmitter:
         base, apart = fn.gep(self.b.get(), u * self.deep), self.deep // self.micro.vectors
         for line in range(0, self.deep, 64):
             fn.prefetch(fn.gep(base, _AHEAD + line))
-        panel = [load_groups(fn, self.isa, fn.gep(base, v * apart)) for v in range(self.micro.vectors)]
+        panel = [load_groups(fn, self.isa, fn.gep(base, v * apart), self.dot) for v in range(self.micro.vectors)]
         sums = self.acc[u % self.splits]
         for r, row in enumerate(rows):
             if held is not None:
@@ -135,7 +149,7 @@ class MicroEmitter:
             group = fn.load("i32", fn.gep(fn.gep(row, k), u, "i32"), 1)
             wide = fn.splat(group, self.lanes)
             for acc, part in zip(sums[r], panel, strict=True):
-                acc.set(multiply_add(fn, self.isa, acc.get(), wide, part))
+                acc.set(multiply_add(fn, self.isa, acc.get(), wide, part, self.dot))
 
     def join(self) -> None:
         """Sums of all chains into the first."""

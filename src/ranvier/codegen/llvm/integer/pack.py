@@ -17,7 +17,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.gemm.blocks import Panels, best_tile
 from ranvier.codegen.llvm.gemm.pack import pack_launch
-from ranvier.codegen.llvm.integer.dots import BYTES, HALF, LEAST_TERMS, SIGNED, TILES, Dot, dot_for, shapes_of
+from ranvier.codegen.llvm.integer.dots import BYTES, HALF, LEAST_TERMS, PAIRS, SIGNED, TILES, Dot, dot_for, shapes_of
 from ranvier.codegen.llvm.integer.panels import put_into_panels
 from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.isa import Isa
@@ -91,7 +91,7 @@ class PackedCodes:
 
 
 def panels_for(m: int, n: int, deep: int, isa: Isa, dot: Dot) -> Panels:
-    if dot is TILES or (dot is BYTES and m >= _SOME_ROWS and deep * n * dot.unit > NEAR_BYTES):
+    if dot is TILES or (dot in (BYTES, PAIRS) and m >= _SOME_ROWS and deep * n * dot.unit > NEAR_BYTES):
         return Panels.of(n, isa.lanes(4), 2)  # what is read from afar meets as many rows as it can
     return Panels.of(n, isa.lanes(4), best_tile(max(1, m), n, deep, shapes_of(isa), 4).vectors)
 
@@ -111,6 +111,21 @@ def pack_codes(b: Array, isa: Isa, *, rows_hint: int, dot: Dot | None = None) ->
     # -128 stays what it is without its sign, and is 128 as an unsigned byte
     reach = column_sums(np.abs(codes).view(np.uint8)).astype(np.int64) * (HALF if dot is SIGNED else 2 * HALF - 1)
     return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, dot, shift, reach)
+
+
+def pack_words(b: Array, isa: Isa, *, rows_hint: int) -> PackedCodes:
+    """Constant codes [..., K, N] of 8 or 16 signed bits, for products with codes of 16."""
+    *batch, k, n = b.shape
+    deep = PAIRS.groups(k)
+    panels = panels_for(rows_hint, n, deep, isa, PAIRS)
+    packed = packed_empty((*batch, panels.packed_elements(deep)), PAIRS.packed.numpy)
+    put_into_panels(b, panels, PAIRS, packed)
+    return PackedCodes(Storage.packed(packed), tuple(batch), deep, n, panels, PAIRS, reach=reach_of_words(b))
+
+
+def reach_of_words(b: Array) -> Array:
+    """How large sums of any codes of 16 bits times these can be, for every column."""
+    return np.asarray(np.abs(b.astype(np.int64)).sum(axis=-2) << 15)
 
 
 def pack_at_run(b: View, m: int, left: DType, isa: Isa, threads: int) -> tuple[PackedCodes, list[Launch]]:

@@ -1,4 +1,4 @@
-"""Convolutions of 8-bit codes that read their rows from a padded copy of the image.
+"""Convolutions of codes that read their rows from a padded copy of the image.
 
 The input under a block of output rows is copied with its padding. A tap is an offset there, and nothing is copied once
 per tap. With a stride, rows whose numbers leave the same remainder lie together. Of a 1x1 convolution rows are the
@@ -10,7 +10,8 @@ of every row that are computed and dropped. Few channels are a step of less than
 line holds it. Sums wait in one of two blocks of scratch, so that a tile is finished while the next one is multiplied.
 
 Vector units take pixels from wherever they lie, one after the other, and a row of taps is a run of any length, packed
-so that it begins with a group of its own. Sums of many pixels and some panels wait, and are finished together.
+so that it begins with a group of its own. Sums of many pixels and some panels wait, and are finished together. Codes of
+16 bits are two bytes to all but the products, so that shapes count bytes where they say channels (``words.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ranvier.codegen.llvm.builder import Module
 from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.shape import ConvShape, Pixels
 from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
-from ranvier.codegen.llvm.integer.dots import BYTES, TILES, Dot
+from ranvier.codegen.llvm.integer.dots import BYTES, PAIRS, TILES, Dot
 from ranvier.codegen.llvm.integer.frame import Frame, finish_of, in_order
 from ranvier.codegen.llvm.integer.pack import PackedCodes
 from ranvier.codegen.llvm.integer.padded_copy import NAMES, OPERANDS
@@ -81,7 +82,7 @@ def suits_strips(shape: ConvShape, isa: Isa) -> bool:
 def begins_lines(shape: ConvShape, dot: Dot, isa: Isa) -> bool:
     """Whether filters are packed with every line of taps at the beginning of a group, so that it is a segment."""
     joined = _is_flat(shape) and _is_joined(shape, dot) and shape.kernel[1] > 1
-    return joined and dot is BYTES and isa.masks and shape.kernel[2] * shape.depth % _GROUP != 0
+    return joined and dot in (BYTES, PAIRS) and isa.masks and shape.kernel[2] * shape.depth % _GROUP != 0
 
 
 def _is_flat(shape: ConvShape) -> bool:
@@ -159,7 +160,7 @@ def padded_conv(
     reach: Array | None = None,
 ) -> Launch:
     dot = packed.dot
-    flops, traffic = shape.flops, float(x.nbytes + packed.nbytes + out.nbytes)
+    flops, traffic = shape.flops * dot.group / _GROUP, float(x.nbytes + packed.nbytes + out.nbytes)
     target = Pixels.of(out)
     x, shape = _every(x, shape)
     place = Pixels.of(x)
@@ -167,11 +168,11 @@ def padded_conv(
     in_place = shape.taps == 1 and shape.strides == (1, 1, 1) and shape.size == shape.out and shape.out[2] == 1
     in_place = in_place and shape.begin == (0, 0, 0) and not dot.turns(x.dtype) and shape.depth % _GROUP == 0
     cut = packed.panels.cut
-    work = flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3 + shape.n * shape.cout * shape.pixels * FINISH_US
+    work = shape.flops / (_TILE_GOPS if dot is TILES else _GOPS) / 1e3 + shape.n * shape.cout * shape.pixels * FINISH_US
     wanted = 1 if threads == 1 else max(1, min(int(work / TILE_US), 8 * threads))
     block_rows = tuning.choose(
         "integer rows",
-        lambda: (*shape.key(), x.dtype.name),
+        lambda: (*shape.key(), "pairs" if dot is PAIRS else x.dtype.name),
         _rows_within(_FAR if packed.nbytes > _REREAD else _NEAR, shape, out.dtype, epilogue, wanted, in_place),
         lambda: {
             f"{size >> 10} KB": _rows_within(size, shape, out.dtype, epilogue, wanted, in_place) for size in _OTHERS
@@ -275,8 +276,9 @@ def _in_strips(codes: DType, packed: PackedCodes, pixels: int, group: int, in_pl
     step = together * cut.size * isa.vector_bytes
     finished = min(-(-pixels // rows), max(1, _SUMS_BYTES // (rows * step))) * rows
     numbers = {"rows": rows, "step": step, "together": together, "finished": finished}
-    micro = tuple(Strip(rows, width, windows=not in_place).spec() for width in _widths(cut))
-    driver = _strip_driver(in_place, packed.dot.turns(codes))
+    pairs = packed.dot is PAIRS
+    micro = tuple(Strip(rows, width, not in_place, pairs).spec() for width in _widths(cut))
+    driver = _strip_driver(in_place, packed.dot.turns(codes), pairs)
     return _Way(driver, NAMES_OF_STRIPS, numbers, micro, (rows + finished) * step)
 
 
@@ -327,9 +329,9 @@ def _tile_driver(in_place: bool) -> KernelSpec:
     return KernelSpec(name, (name,), emit, "int8 tiles")
 
 
-def _strip_driver(in_place: bool, turns: bool) -> KernelSpec:
+def _strip_driver(in_place: bool, turns: bool, pairs: bool) -> KernelSpec:
     def emit(module: Module, symbol: str, isa: Isa) -> None:
-        StripDriver(Frame(module, symbol, isa, NAMES_OF_STRIPS, OPERANDS), in_place, turns).emit()
+        StripDriver(Frame(module, symbol, isa, NAMES_OF_STRIPS, OPERANDS), in_place, turns, pairs).emit()
 
     name = f"integer conv {'in place' if in_place else 'padded'} strips"
-    return KernelSpec(name, (name, turns), emit)
+    return KernelSpec(name, (name, turns, pairs), emit)

@@ -21,12 +21,13 @@ _LINES = vector("i8", LINE)  # that are copied at a time
 
 class PaddedCopy:
     """What drivers share. ``base`` is where the copy begins, or pixels that are read in place; ``turns``: whether codes
-    change their sign on the way."""
+    change their sign on the way; ``pairs``: whether they have 16 bits."""
 
-    def __init__(self, frame: Frame, in_place: bool, turns: bool) -> None:
+    def __init__(self, frame: Frame, in_place: bool, turns: bool, pairs: bool = False) -> None:
         self.frame, self.f, self.at, self.in_place, self.turns = frame, frame.f, frame.at, in_place, turns
         self.base = self.f.args["scratch"]
-        self.zero = self.converted(self.f.splat(self.f.load("i8", frame.buf(ZERO)), LINE))
+        kind, lanes = ("i16", LINE // 2) if pairs else ("i8", LINE)
+        self.zero = self.converted(self.f.bitcast(self.f.splat(self.f.load(kind, frame.buf(ZERO)), lanes), _LINES))
 
     def converted(self, codes: Val) -> Val:
         return self.f.xor(codes, HALF - 256) if self.turns else codes

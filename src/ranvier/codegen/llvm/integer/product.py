@@ -10,7 +10,7 @@ from ranvier.codegen.llvm.gemm.blocks import TILE_US, Cut, grain
 from ranvier.codegen.llvm.gemm.driver import Dim, driver_spec
 from ranvier.codegen.llvm.gemm.problem import Axis, Problem
 from ranvier.codegen.llvm.gemm.tiles import tiles
-from ranvier.codegen.llvm.integer.dots import SIGNED, TILES, Dot, shapes_of
+from ranvier.codegen.llvm.integer.dots import PAIRS, SIGNED, TILES, Dot, shapes_of
 from ranvier.codegen.llvm.integer.finish import integer_finish
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
 from ranvier.codegen.llvm.integer.pack import NEAR_BYTES, PackedCodes
@@ -69,7 +69,7 @@ def micro_kernels(rows: Cut, vectors: Cut, packed: PackedCodes, left: DType) -> 
     if packed.dot is TILES:
         lines = LINES if packed.nbytes > NEAR_BYTES else 0  # of panels that are fetched ahead
         return tuple(TileMicro(left, packed.dot.right, v, lines=lines).spec() for v in widths for _ in heights)
-    return tuple(IntegerMicro(r, v).spec() for v in widths for r in heights)
+    return tuple(IntegerMicro(r, v, packed.dot is PAIRS).spec() for v in widths for r in heights)
 
 
 def row_blocks(m: int, isa: Isa, packed: PackedCodes) -> Cut:

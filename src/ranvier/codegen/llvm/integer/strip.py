@@ -31,20 +31,22 @@ OF_WINDOWS = (
 
 @dataclass(frozen=True)
 class Strip:
-    """Blocks of ``rows``, or of ``windows``, against a panel of ``vectors``."""
+    """Blocks of ``rows``, or of ``windows``, against a panel of ``vectors``; ``pairs``: codes have 16 bits."""
 
     rows: int
     vectors: int
     windows: bool = False
+    pairs: bool = False
 
     def spec(self) -> KernelSpec:
         def emit(module: Module, symbol: str, isa: Isa) -> None:
             fn = module.function(symbol, OF_WINDOWS if self.windows else ARGUMENTS)
             kind = _Windows if self.windows else _Rows
-            kind(fn, IntegerMicro(self.rows, self.vectors), isa).emit()
+            kind(fn, IntegerMicro(self.rows, self.vectors, self.pairs), isa).emit()
 
         name = f"integer strip {self.rows}x{self.vectors}{' of windows' if self.windows else ''}"
-        return KernelSpec(name, ("integer strip", self.rows, self.vectors, self.windows), emit, "bytes")
+        name += " of pairs" if self.pairs else ""
+        return KernelSpec(name, ("integer strip", self.rows, self.vectors, self.windows, self.pairs), emit, "bytes")
 
 
 class _Strip(MicroEmitter):

@@ -11,7 +11,7 @@ _OPERATORS = {
     "bitlinear": "ranvier::BitLinear",
     "cumulative": "CumProd CumSum",
     "dequantize": """
-        DequantizeLinear Gemm MatMul com.microsoft::DequantizeLinear com.microsoft::FusedGemm
+        Conv DequantizeLinear Gemm MatMul com.microsoft::DequantizeLinear com.microsoft::FusedGemm
     """,
     "determinant": "Det",
     "experts": "com.microsoft::MoE com.microsoft::QMoE",

@@ -67,7 +67,7 @@ MICROSOFT = "com.microsoft"
 _THIN = 4
 
 
-class _Convolution:
+class Convolution:
     """One quantized convolution [N, C, …]: its sums of codes, and what zero points add to them."""
 
     def __init__(
@@ -375,7 +375,7 @@ def _checked(x: int, w: int, out: int | None = None) -> Check:
     return check
 
 
-def _shape(n: NodeView, image: Sequence[int], filters: Sequence[int]) -> ConvShape:
+def shape_of(n: NodeView, image: Sequence[int], filters: Sequence[int]) -> ConvShape:
     rank = len(image) - 2
     strides = per_axis(n.attr("strides"), rank, "strides", n.op)
     dilations = per_axis(n.attr("dilations"), rank, "dilations", n.op)
@@ -389,9 +389,9 @@ def _shape(n: NodeView, image: Sequence[int], filters: Sequence[int]) -> ConvSha
 
 @lowers("ConvInteger", dtypes=BYTES | {INT}, check=_checked(0, 1))
 def conv_integer(n: NodeView, b: Definitions) -> None:
-    shape = _shape(n, n.shape(0), n.shape(1))
+    shape = shape_of(n, n.shape(0), n.shape(1))
     zeros = [n.input(k) if n.has(k) else None for k in (2, 3)]
-    _Convolution(b, n.input(0), n.input(1), zeros[0], zeros[1], shape, n.rank(0) - 2).result(n.outputs[0])
+    Convolution(b, n.input(0), n.input(1), zeros[0], zeros[1], shape, n.rank(0) - 2).result(n.outputs[0])
 
 
 @lowers("QLinearConv", dtypes=QUANTIZED, check=_checked(0, 3, 7))
@@ -401,8 +401,8 @@ def qlinear_conv(n: NodeView, b: Definitions) -> None:
     last = bool(n.attr("channels_last", 0))
     if last:
         x = b.transpose(x, (0, rank - 1, *range(1, rank - 1)))
-    shape = _shape(n, b.shape(x), n.shape(3))
-    whole = _Convolution(b, x, n.input(3), n.input(2), n.input(5), shape, rank - 2)
+    shape = shape_of(n, b.shape(x), n.shape(3))
+    whole = Convolution(b, x, n.input(3), n.input(2), n.input(5), shape, rank - 2)
     total = whole.result(None, n.input(8) if n.has(8) else None)
     spread = () if int(np.prod(n.shape(4))) == 1 else (shape.cout, *(1,) * (rank - 2))
     scale = product_of_scales(b, (n.input(1), ()), (n.input(4), spread), divisor=n.input(6))

@@ -22,7 +22,16 @@ from ranvier.codegen.definitions.products import folded_stride
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES, FLOATS, Check
 from ranvier.codegen.launch import Launch
-from ranvier.codegen.llvm.integer import PackedCodes, column_sums, integer_matmul, moved_right, pack_codes, tuned_dot
+from ranvier.codegen.llvm.integer import (
+    PackedCodes,
+    column_sums,
+    integer_matmul,
+    moved_right,
+    pack_codes,
+    pack_words,
+    tuned_dot,
+    word_matmul,
+)
 from ranvier.codegen.loops.ir import Epilogue, Expr, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -141,18 +150,31 @@ def corrected(
 
 
 def packed_codes(r: Realiser, w: View, m: int) -> PackedCodes:
-    hint = 1 if m < 4 else 8 if m <= 16 else 256
+    hint = _hint(m)
     dot = tuned_dot(r.isa, hint, w.shape[-2], (m, *w.shape, w.dtype.name))
     key = ("codes", Same(w.storage.array), w.offset, w.shape, w.strides, hint, dot)
     return r.packs.get(key, lambda: pack_codes(np.ascontiguousarray(content(w)), r.isa, rows_hint=hint, dot=dot))
 
 
+def _hint(rows: int) -> int:
+    """Weights are packed for one of three numbers of rows."""
+    return 1 if rows < 4 else 8 if rows <= 16 else 256
+
+
+def _packed_words(r: Realiser, w: View, m: int) -> PackedCodes:
+    key = ("words", Same(w.storage.array), w.offset, w.shape, w.strides, _hint(m))
+    return r.packs.get(key, lambda: pack_words(np.ascontiguousarray(content(w)), r.isa, rows_hint=_hint(m)))
+
+
 def raw_product(b: Definitions, x: Value, w: Value, shape: Sequence[int], out: Value | None = None) -> Value:
-    """Sums of codes as the kernels multiply them; both operands of rank 2 or more."""
+    """Sums of codes as the kernels multiply them; both operands of rank 2 or more. Codes int16 meet constant ones."""
     result = tuple(shape)
 
     def realise(r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         left, right = views
+        if left.dtype is DType.int16:
+            packed = _packed_words(r, right, math.prod(left.shape[:-1]))
+            return word_matmul(left, packed, target, r.isa, epilogue=epilogue, threads=r.threads)
         factor: View | PackedCodes = right
         if right.storage.kind == "const":
             rows = left.shape[-2] * (math.prod(left.shape[:-2]) if right.rank == 2 else 1)

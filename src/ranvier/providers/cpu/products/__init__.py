@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 from ranvier.codegen.definitions.products import Window
 from ranvier.codegen.definitions.program import Definitions
+from ranvier.codegen.llvm.isa import Isa
 from ranvier.graph.ir import Value
 
 
 class CpuProducts:
-    """See :class:`ranvier.codegen.definitions.products.Products`."""
+    """See :class:`ranvier.codegen.definitions.products.Products`. ``isa``: what lowerings may ask who have two ways."""
+
+    def __init__(self, isa: Isa) -> None:
+        self.isa = isa
 
     def matmul(
         self, b: Definitions, x: Value, y: Value, shape: Sequence[int], out: Value | None = None, alpha: float = 1.0
@@ -25,6 +29,3 @@ class CpuProducts:
         from ranvier.providers.cpu.products.convolution import convolve
 
         return convolve(b, x, w, shape, window, out)
-
-
-PRODUCTS = CpuProducts()
