@@ -22,7 +22,7 @@ from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.quantizing.switches import Range, Switches
 
 Array = np.ndarray[Any, Any]
-FLOAT32, BF16, INT8 = "float32", "bf16", "int8"
+FLOAT32, BF16, INT16, INT8 = "float32", "bf16", "int16", "int8"
 _RUNS = 16  # samples a layer is judged by, at most
 _FEWEST = 4  # ... and at least where there are several ranges to choose from
 _CLOSE = 0.93  # part of an error from which there is no more to be won
@@ -84,7 +84,7 @@ def worthwhile(nodes: Ways, bound: float) -> Ways:
     """Without codes that cost much of the error for very little of the time that all ways could save: samples do not
     show all that they may do, so they had better be good for something. Of numbers of 16 bits samples show enough.
     What codes cost and save is what they do beside the most exact way without; that may be less exact than they are."""
-    plain = {name: min((w for w in ways if w.kind != INT8), key=lambda w: w.error) for name, ways in nodes.items()}
+    plain = {name: _without_codes(ways) for name, ways in nodes.items()}
     all_saved = sum(plain[name].seconds - min(way.seconds for way in ways) for name, ways in nodes.items())
     if not 0 < bound < math.inf or all_saved <= 0:
         return nodes
@@ -95,6 +95,15 @@ def worthwhile(nodes: Ways, bound: float) -> Ways:
         return way.kind != INT8 or saved * len(nodes) >= _SMALL or cost <= _WORTH * saved
 
     return {name: [way for way in ways if is_worth_it(name, way)] for name, ways in nodes.items()}
+
+
+def _without_codes(ways: Sequence[Way]) -> Way:
+    """The most exact way without codes of 8 bits; codes of 16 are as good as exact, and may be faster."""
+    words = [way for way in ways if way.kind == INT16]
+    exact = [way for way in ways if way.kind == FLOAT32]
+    if words and exact:
+        return min(*words, *exact, key=lambda way: way.seconds)
+    return min((way for way in ways if way.kind != INT8), key=lambda way: way.error)
 
 
 def fitting(

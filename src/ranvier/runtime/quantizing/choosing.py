@@ -1,8 +1,8 @@
 """Which of the forms a model may have is the fastest that keeps results as near as was asked.
 
-There are three kinds: codes with the rest in float32, bfloat16 without codes, and codes with the rest in bfloat16. What
-each way to compute each node does to results is found out with switches, then forms are selected by sums, made, and
-corrected; what they take is measured on whole models.
+There are three kinds: codes with the rest in float32, or with 16-bit activations; bfloat16 without codes; and codes
+with the rest in bfloat16. What each way to compute each node does to results is found out with switches, then forms are
+selected by sums, made, and corrected; what they take is measured on whole models.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from collections.abc import Callable, Sequence
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Node
 from ranvier.runtime.quantizing.batches import apart
-from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, Ways, fitting, judge
+from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, INT16, Chosen, Way, Ways, fitting, judge
 from ranvier.runtime.quantizing.costs import elements, estimated, measured, seconds_wider, work_of
 from ranvier.runtime.quantizing.forms import Form, Names, Telling, Trials
 from ranvier.runtime.quantizing.maker import Maker
+from ranvier.runtime.quantizing.options import BEST
 from ranvier.runtime.quantizing.rounding import weights_of
 from ranvier.runtime.quantizing.switches import NarrowSwitches, Switches
 from ranvier.runtime.quantizing.tails import tail
+from ranvier.runtime.quantizing.words import are_fast
 from ranvier.runtime.session import Session
 
 _LAYERS = ("Conv", "MatMul", "Gemm")
+_KINDS = (FLOAT32, BF16, INT16, INT8)
 _AMONG = "int8, the rest bf16"  # what coded layers take where they read and write bfloat16
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
@@ -48,20 +51,24 @@ class Choosing:
         self._seconds = max(options.seconds - (self._start - maker.begun), options.seconds / 2)
         self._layers: Names = frozenset(site.name for site in maker.sites)
         self._every = self._layers | maker.recurrent
-        self._wide, self._narrow = options.rest != BF16, options.rest != FLOAT32
+        self._wide, self._narrow = options.rest != BF16, options.rest in (BF16, BEST)
         self.codable: Names = frozenset()
         self._units = {site.name: frozenset({site.name}) for site in maker.sites}
         self._units_matter = False  # what bfloat16 does to single nodes is known
         self._products = self._stored = frozenset[str]()  # nodes that multiply bfloat16, or store it
         self._sizes = elements(maker.graph, maker.feeds[0])
         self._work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
-        self._times: dict[str, dict[str, float]] = {kind: estimated(self._work, kind) for kind in (FLOAT32, BF16, INT8)}
-        self._errors: dict[str, dict[str, float]] = {FLOAT32: {}, BF16: {}, INT8: {}}
+        self._times: dict[str, dict[str, float]] = {kind: estimated(self._work, kind) for kind in _KINDS}
+        self._errors: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
         self._left: Names = frozenset()  # recurrent layers that have no codes
         self._floor = 0.0  # the error of those that do
         self._all_near = False  # with codes of all layers
         self._plain = Form(self._every, frozenset())
         self._look_at_narrow()
+        # what multiplies numbers of 16 bits has no need of codes with as many
+        asked = options.rest == INT16 or (not self._products and are_fast(maker.config))
+        self._words: Names = maker.can_be_words if asked else frozenset()
+        self._look_at_words()
         self._look_at_codes()
 
     @property
@@ -143,6 +150,18 @@ class Choosing:
         times = (shown**2 / max(sum(found.values()), 1e-30)) if found else 1.0  # they are not quite independent
         self._errors[BF16] = {name: error * times for name, error in found.items()}
         self._units_matter = True
+
+    def _look_at_words(self) -> None:
+        """What 16-bit activations of all layers do, and take."""
+        if not self._words:
+            return
+        self._maker.told("looking at 16-bit activations")
+        form = Form(self._every, words=self._words)
+        session = self._trials.session(form)
+        if self._maker.options.timed:
+            self._profile(INT16, session)
+        self._errors[INT16] = self._shared(self._asked.shown(self._trials.difference(form)))
+        self._trials.drop(form)
 
     def _look_at_codes(self) -> None:
         """What codes of all layers do, and if that is too much, what each layer's do."""
@@ -317,7 +336,7 @@ class Choosing:
             if self._fits(form, strict):
                 return form
         if wide is None:
-            return self._fitting((FLOAT32, INT8), strict)
+            return self._fitting((FLOAT32, INT16, INT8) if self._words else (FLOAT32, INT8), strict)
         return self._fitting((FLOAT32, BF16, INT8) if self._units_matter else (BF16, INT8), strict)
 
     def _units_of(self, layers: Names) -> Names:
@@ -359,7 +378,7 @@ class Choosing:
             return None
         form = self._form(kinds, chosen)
         if form.wide is None:
-            return None if form.floats >= self._every else form
+            return None if form.floats >= self._every and not form.words else form
         kept = [name for name, way in chosen.items() if way.kind == FLOAT32]
         return self._let_go(form, kept, strict, self._time_for(kinds, strict))
 
@@ -386,12 +405,13 @@ class Choosing:
 
     def _form(self, kinds: Sequence[str], chosen: Chosen) -> Form:
         floats = frozenset(name for name in self._layers if chosen[name].kind != INT8)
+        words = frozenset(name for name in self._layers if chosen[name].kind == INT16)
         left = self._left if INT8 in kinds else self._maker.recurrent
         wide: Names | None = None
         if BF16 in kinds:
             exact = (self._units[name] for name, way in chosen.items() if way.kind == FLOAT32)
             wide = frozenset[str]().union(*exact)
-        return Form(floats | left, wide, self._coded.joins)
+        return Form(floats | left, wide, self._coded.joins, words)
 
     def _ways(self, kinds: Sequence[str]) -> Ways:
         """Of layers all these kinds, of other nodes those without codes."""
@@ -409,7 +429,9 @@ class Choosing:
                     BF16: narrow,
                     INT8: Way(INT8, self._errors[INT8].get(name, 0.0), self._times[coded][name]),
                 }
-                found[name] = [ways[kind] for kind in kinds]
+                if name in self._words:
+                    ways[INT16] = Way(INT16, self._errors[INT16][name], self._times[INT16][name])
+                found[name] = [ways[kind] for kind in kinds if kind in ways]
             elif mixed:
                 found[name] = [Way(FLOAT32, 0.0, wider.get(name, 0.0)), narrow]
         return found
@@ -428,18 +450,23 @@ class Choosing:
         in float32 without codes."""
         units = self._units_of(batch)
         if batch <= form.floats:
-            return Form(form.floats - batch, None if form.wide is None else form.wide - units, self._coded.joins)
+            wide = None if form.wide is None else form.wide - units
+            return Form(form.floats - batch, wide, self._coded.joins, form.words - batch)
         floats = form.floats | batch
         if form.wide is None:
-            return None if floats >= self._every else Form(floats, None, form.joins)
+            words = form.words | frozenset(name for name in batch & self._words if self._quicker(name))
+            return None if floats >= self._every and not words else Form(floats, None, form.joins, words)
         return Form(floats, form.wide | (units if plain is None else units & plain), form.joins)
+
+    def _quicker(self, name: str) -> bool:
+        return self._times[INT16][name] < self._times[FLOAT32][name]
 
     def _estimate(self, form: Form) -> float:
         coded = self._time_of_codes(form.wide is not None)
         kinds = {
             name: coded if name not in form.floats else FLOAT32 if form.wide is None or name in form.wide else BF16
             for name in self._layers
-        }
+        } | dict.fromkeys(form.words, INT16)
         return sum(self._times[kind][name] for name, kind in kinds.items())
 
 

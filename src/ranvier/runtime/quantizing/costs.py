@@ -14,7 +14,7 @@ from ranvier.graph.ir import Graph, Node
 from ranvier.graph.types import TensorType
 from ranvier.ops.infer import TypeInference
 from ranvier.runtime.narrowing.sample import type_of
-from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8
+from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, INT16
 from ranvier.runtime.quantizing.samples import Feed
 from ranvier.runtime.quantizing.sites import Site
 from ranvier.runtime.session import Session
@@ -22,7 +22,7 @@ from ranvier.runtime.session import Session
 _MOVED = 8.0  # multiplications in the time it takes to write and read one number
 _WIDER = 4e-10  # seconds to write and read two bytes more
 _RATE = 1e-11  # seconds of a multiplication, where nothing was measured
-ESTIMATED = {FLOAT32: 1.0, BF16: 0.5, INT8: 0.25}  # parts of the time in float32
+ESTIMATED = {FLOAT32: 1.0, BF16: 0.5, INT16: 0.5, INT8: 0.25}  # parts of the time in float32
 
 
 def work_of(site: Site, shape: Sequence[int]) -> float:

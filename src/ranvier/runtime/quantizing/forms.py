@@ -29,12 +29,14 @@ _TELLING = 3  # samples that show what a form does
 
 @dataclass(frozen=True)
 class Form:
-    """``floats``: layers without codes. ``wide``: nodes that sessions in bfloat16 leave in float32; None where sessions
-    are in float32. ``joins``: what lies between coded layers is coded too."""
+    """``floats``: layers without codes of 8 bits. ``wide``: nodes that sessions in bfloat16 leave in float32; None
+    where sessions are in float32. ``joins``: what lies between coded layers is coded too. ``words``: which of the
+    ``floats`` read codes of 16 bits."""
 
     floats: Names
     wide: Names | None = None
     joins: bool = True
+    words: Names = frozenset()
 
     def running(self, config: SessionConfig) -> SessionConfig:
         """Options of sessions that run it."""

@@ -40,8 +40,10 @@ from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
 from ranvier.runtime.quantizing.samples import Feed, results, visit
 from ranvier.runtime.quantizing.sites import Site, find_sites, named_in_errors, noted_in_errors
-from ranvier.runtime.quantizing.static import coded_values, narrow_weights, quantize_static
+from ranvier.runtime.quantizing.static import Shared, coded_values, narrow_weights, quantize_static
 from ranvier.runtime.quantizing.weight_only import CALIBRATED, Known, quantize_weights
+from ranvier.runtime.quantizing.words import OPSET as OPSET_OF_WORDS
+from ranvier.runtime.quantizing.words import quantize_words, takes_words
 from ranvier.runtime.session import Session
 
 # what makes layers plain and keeps a graph that any runtime reads
@@ -62,6 +64,7 @@ LEAST_OPSET = 19  # has float8, and scales for channels
 GIVEN_BYTES = "given_bytes"  # of the weights of a model before it was prepared, which may fold or join them
 Range = tuple[float, float]
 Group = tuple[Sequence[Feed], Sequence[Sequence[np.ndarray[Any, Any]]]]
+_SPAN = "minmax"  # the way to find ranges that leaves nothing out
 _FEW = 8  # samples that ways to find ranges are chosen by
 _BEFORE = 0.25  # part of the time after which no more ways to prepare a model and its ranges are tried
 _ENOUGH = 16  # samples that are enough for parts of them to serve different ends
@@ -160,6 +163,10 @@ class Maker:
             )
         self._joins = True
         self.ranges: dict[str, Range] = {}
+        self.spans: dict[str, Range] = {}  # from the least to the largest value
+        self.can_be_words = frozenset[str]()
+        if self.static and options.allows_words and graph.opsets.get("", 0) >= OPSET_OF_WORDS:
+            self.can_be_words = frozenset(site.name for site in self.sites if takes_words(site))
         self.means: dict[str, np.ndarray[Any, Any]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._moments: dict[str, InputMoments] = {}
@@ -280,13 +287,15 @@ class Maker:
         if self.static or self.options.scheme in CALIBRATED:
             self.told("looking at activations")
         if self.static:
-            self._watched = {n: {way: observer(way) for way in ways} for n in coded_values(self.sites)}
+            watched = dict.fromkeys((*ways, _SPAN))
+            self._watched = {n: {way: observer(way) for way in watched} for n in coded_values(self.sites)}
             self._averages = {s.name: mean_of(s) for s in self.sites}
             moments = moments_of(self.sites) if sums else {}
-            self._look(ways, feeds, moments)
+            self._look(tuple(watched), feeds, moments)
             seen = {name: each for name, each in self._watched.items() if name in self.shapes}
             self._found = {way: {name: each[way].range() for name, each in seen.items()} for way in ways}
             self.ranges = self._found[ways[0]]
+            self.spans = {name: each[_SPAN].range() for name, each in seen.items()}
             if sums:
                 self.rounding = Rounding(moments, self.options.fit)
         elif self.options.scheme in CALIBRATED:
@@ -329,23 +338,28 @@ class Maker:
 
     def made(self, kept: frozenset[str] = frozenset()) -> Graph:
         """The graph with all layers quantized but these."""
-        return self._made(kept, self._running, self._joins)
+        return self._made(Form(kept, joins=self._joins), self._running)
 
     def form(self, form: Form) -> Graph:
         """The graph in this form."""
-        return self._made(form.floats, form.running(self.config), form.joins)
+        return self._made(form, form.running(self.config))
 
-    def _made(self, kept: frozenset[str], running: SessionConfig, joins: bool) -> Graph:
+    def _made(self, form: Form, running: SessionConfig) -> Graph:
         graph = copied(self.graph)
         original = [value for each in graph.all_graphs() for value in each.values()]
         number_after(graph)
-        left = self.left | kept
+        left = self.left | form.floats
         every = self.sites_of(graph)
         sites = [s for s in every if s.name not in left]
         if self.static:
             self._narrow([s for s in every if s.name in left], running)
-            signed, rounding, means = self.options.signed, self.rounding, self.means
-            quantize_static(graph, sites, self.ranges, signed=signed, rounding=rounding, means=means, joins=joins)
+            words, shared = [s for s in every if s.name in form.words], Shared()
+            spans = {s.name: self.spans[s.data.name] for s in words}
+            how: dict[str, Any] = {"rounding": self.rounding, "means": self.means, "shared": shared}
+            quantize_static(graph, sites, self.ranges, signed=self.options.signed, joins=form.joins, **how)
+            if words:
+                quantize_words(words, spans, **how)
+                graph.opsets[""] = max(graph.opsets[""], OPSET_OF_WORDS)
         elif self._dynamic:
             quantize_dynamic(sites)
         else:
@@ -365,10 +379,11 @@ class Maker:
             name: next(way for way, found in self._found.items() if found[name] == bounds)
             for name, bounds in self.ranges.items()
         }
-        narrow = tuple(dict.fromkeys(way for way in ways.values() if way not in self._widened))
+        narrow = tuple(way for way in dict.fromkeys((*ways.values(), _SPAN)) if way not in self._widened)
         if narrow:
             self._look(narrow, self.feeds, {})
             self._widened.update(narrow)
+        self.spans = {name: self._watched[name][_SPAN].range() for name in self.spans}
         return {name: self._watched[name][way].range() for name, way in ways.items()}
 
     def ways_to_find_ranges(self) -> list[dict[str, Range]]:

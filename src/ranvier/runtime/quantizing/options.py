@@ -14,7 +14,7 @@ from ranvier.runtime.quantizing.weight_only import SCHEMES, scheme_names
 
 ALL_SCHEMES = ("int8", DYNAMIC, *SCHEMES)
 BEST = "best"
-RESTS = ("float32", "bf16")
+RESTS = ("float32", "int16", "bf16")
 LEVELS = {"float32": 0, "bf16": 3, "int8": 4}  # MatMulNBits' accuracy_level, by what activations are rounded to at most
 
 
@@ -47,7 +47,8 @@ class Quantization(Checked):
     ``max_error``: of the results, as a part of their size; layers are left in float32 until it is kept.
     ``cosine`` (int8): between results and the original's, in place of ``max_error``; that the largest entry is the same
     nearly everywhere will do too. ``seconds``: how long ways to keep either are looked for.
-    ``rest`` (int8): the precision of sessions that run the result, for what is not coded; "best": whichever is faster.
+    ``rest`` (int8): what becomes of what is not coded: "float32"; "int16", activations as codes of 16 bits where that
+    is faster; "bf16", the precision of sessions that run the result; "best": whichever is faster on this machine.
     ``timed`` (int8): what is faster is measured on this machine, and estimated else.
     ``activations``: what may become of them, at most, where they meet weights in groups: "int8" rounds them in groups
     too, and is fastest.
@@ -86,6 +87,11 @@ class Quantization(Checked):
         "slower": Positive(whole=False),
         "trials": Whole(1),
     }
+
+    @property
+    def allows_words(self) -> bool:
+        """Whether activations may be codes of 16 bits: on any machine, or on this one if it is faster so."""
+        return self.rest == "int16" or (self.rest == BEST and self.timed)
 
     @property
     def level(self) -> int:

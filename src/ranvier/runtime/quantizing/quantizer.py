@@ -10,6 +10,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.ops.contrib.quantized_moe import NAME as QMOE
 from ranvier.ops.contrib.quantized_moe import PLACES
 from ranvier.runtime.narrowing.search import Search
+from ranvier.runtime.quantizing.choice import INT16
 from ranvier.runtime.quantizing.choosing import Choosing
 from ranvier.runtime.quantizing.experts import find_experts
 from ranvier.runtime.quantizing.forms import Form, Trials
@@ -47,6 +48,7 @@ class Quantizer(Maker):
     """Tries ways to quantize one graph on samples, and takes the fastest that keeps what was asked."""
 
     _codable: frozenset[str] = frozenset()  # layers that could have codes as far as results are concerned
+    _words: frozenset[str] = frozenset()  # layers among those without codes of 8 bits that read codes of 16
     _holds = False  # what was chosen is as near as was asked on all samples
     _chosen_by: dict[str, Range] | None = None  # ranges that a run begins with: it widens them, and may be asked again
 
@@ -112,6 +114,7 @@ class Quantizer(Maker):
         self._holds = settled is not None
         form = settled or (choosing.exact if nearest is None else nearest[1])
         graph, found = self._taken(form)
+        self._words = form.words
         return graph, form.floats, found
 
     def _taken(self, form: Form) -> tuple[Graph, Difference]:
@@ -145,7 +148,8 @@ class Quantizer(Maker):
             problems.append(
                 f"the results are off by {found.error:.3g} of their size, at most {limit:.3g} was asked for"
             )
-        if len(kept) == len(self.sites) + len(self.recurrent) + len(self.experts) and self._running is self.config:
+        plain = not self._words and self._running is self.config
+        if len(kept) == len(self.sites) + len(self.recurrent) + len(self.experts) and plain:
             idle, far = "codes save no time in any layer", "no layer can be coded with results as near as was asked"
             problems.append(idle if kept <= self._codable else far)
         if self.feeds and after > before * self.options.slower * (1 + _NOISE):
@@ -185,7 +189,10 @@ class Quantizer(Maker):
             hurt = why if name in kept else self.unfit.get(name, "")
             reason = "asked for" if name in self.kept else hurt
             scheme, after = "float32", size
-            if not reason:
+            if name in self._words:
+                scheme, reason = INT16, f"in 8 bits {why}"
+                after = _coded_bytes(made.get(name, node))
+            elif not reason:
                 scheme = nearest.get(name, self.options.scheme)
                 if name in experts:
                     scheme, reason = self._experts.told(experts[name])

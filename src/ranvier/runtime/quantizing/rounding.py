@@ -27,6 +27,9 @@ _ROWS, _TIMES = 1024, 4  # sums that are looked at: at least, and for every term
 LOOKED = 16  # samples that serve
 _DAMPING = 0.01  # of the diagonal
 _BLOCK = 64
+SUM_OF_WORDS = (1 << 16) - 1  # of weights' codes, times any code of 16 bits, that 32 bits hold
+_MOST_CODE = (1 << 15) - 1
+_FINER = 3.0  # times the steps of 8 bits, from which on codes of 16 are worth their bytes
 _NO_WEIGHTS = 2.0**-16  # the step of weights that are all zero
 
 
@@ -138,6 +141,7 @@ class Rounding:
             self._moments.setdefault(weights_of(each.site), []).append(each)
         self._fit = fit
         self._codes: dict[Weights, Rounded] = {}
+        self._words: dict[Weights, Rounded] = {}
         self._bfloat: dict[Weights, Array] = {}
 
     def codes(self, site: Site) -> Rounded:
@@ -154,6 +158,24 @@ class Rounding:
             whole = coded.codes.reshape(moved.shape) if codes is None else np.rint(codes / wide).astype(np.int8)
             self._codes[key] = whole, steps, moved - whole.astype(np.float32) * wide
         return self._codes[key]
+
+    def words(self, site: Site) -> Rounded:
+        """As :meth:`codes`, for data of 16 bits: of as many bits as leave sums of any such data in 32, where that is
+        much finer; else the same codes of 8."""
+        key = weights_of(site)
+        if key not in self._words:
+            moved = np.moveaxis(site.numbers, site.outputs, 0)
+            sizes = np.abs(moved.reshape(len(moved), -1).astype(np.float64))
+            room = SUM_OF_WORDS - sizes.shape[1] / 2  # each code may be rounded up by half of one
+            least = np.maximum(sizes.sum(axis=1) / room, sizes.max(axis=1) / _MOST_CODE)
+            made = self.codes(site)
+            steps = made[1]
+            if np.median(least / steps) * _FINER <= 1:
+                made = _nearest_codes(moved, np.where(sizes.any(axis=1), least, steps), np.int16)
+            elif np.abs(made[0].reshape(sizes.shape).astype(np.int32)).sum(axis=1).max() > SUM_OF_WORDS:
+                made = _nearest_codes(moved, steps, np.int8)  # what made up for others was too much
+            self._words[key] = made
+        return self._words[key]
 
     def bfloat(self, site: Site) -> Array:
         """Weights as a layer that multiplies in bfloat16 has them; the axis of outputs is in front."""
@@ -173,6 +195,14 @@ class Rounding:
         weights = moved.astype(np.float64).reshape(groups, len(moved) // groups, -1)
         second = sum(each.second for each in parts[1:]) + parts[0].second
         return spread(weights, second / count, nearest).reshape(moved.shape)
+
+
+def _nearest_codes(numbers: Array, steps: Array, dtype: type) -> Rounded:
+    """Of weights whose outputs are in front."""
+    steps = steps.astype(np.float32)
+    wide = steps.reshape(-1, *[1] * (numbers.ndim - 1))
+    whole = np.rint(numbers / wide).astype(dtype)
+    return whole, steps, numbers - whole.astype(np.float32) * wide
 
 
 def steps_of(coded: Quantized) -> Array:

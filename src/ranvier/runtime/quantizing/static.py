@@ -121,6 +121,7 @@ def quantize_static(
     joins: bool = True,
     left: Container[str] = (),
     rounded: Collection[str] = (),
+    shared: Shared | None = None,
 ) -> None:
     """Rewrite the layers of a graph in place; ``ranges`` has those of ``coded_values``, and of values that are
     ``rounded`` for all who read them.
@@ -129,7 +130,7 @@ def quantize_static(
     are ``left`` stay as they are.
     ``rounding`` of weights: to the nearest codes unless given. ``means`` of the input channels of layers, by names of
     layers: what rounding of weights adds to a result on average comes off its bias. Without ``joins`` layers alone read
-    codes, and what lies between them is not rounded for others.
+    codes, and what lies between them is not rounded for others. ``shared``: codes of weights that others know of.
     """
     even = signed if symmetric is None else symmetric
     activations, rounding = Integers(8, even, "tensor", signed=signed), rounding or Rounding()
@@ -147,7 +148,7 @@ def quantize_static(
                     read = [use for use in read if id(use[0]) in layers and use[1] == 0]
                 scale = _pair(each, value, read, ranges[name], activations, outputs=name in further)
                 scales[name] = scales[value.name] = scale  # an output's name goes to what it is behind the pair
-    shared = _Shared()
+    shared = shared or Shared()
     for site in sites:
         _layer(site, rounding, scales, (means or {}).get(site.name), shared)
         behind = tail(site.node)
@@ -163,18 +164,26 @@ def _pair(
     scale."""
     low, high = min(0.0, bounds[0]), max(0.0, bounds[1])
     scale, zero = scheme.parameters(np.array(low), np.array(high))
+    point = np.asarray(zero, np.int8 if scheme.signed else np.uint8).reshape(())
+    return put_pair(graph, value, uses, np.float32(scale), point, outputs=outputs)
+
+
+def put_pair(
+    graph: Graph, value: Value, uses: Sequence[Use], scale: np.float32, zero: Array, *, outputs: bool = False
+) -> np.float32:
+    """As above, with codes of the type of ``zero``."""
     first = min((node for node, _ in uses), key=_position(graph), default=None)
     ops = GraphOps(graph, first, ORIGIN, complete)
-    step = ops.constant(np.float32(scale), f"{value.name}.scale")
-    point = ops.constant(np.asarray(zero, np.int8 if scheme.signed else np.uint8).reshape(()), f"{value.name}.zero")
-    codes = ops.QuantizeLinear(value, step, point, _name=f"{value.name}.quantize")
-    back = ops.DequantizeLinear(codes, step, point, _name=f"{value.name}.dequantize")
+    stem = f"{value.name}.words" if zero.itemsize > 1 else value.name
+    step, point = ops.constant(scale, f"{stem}.scale"), ops.constant(zero, f"{stem}.zero")
+    codes = ops.QuantizeLinear(value, step, point, _name=f"{stem}.quantize")
+    back = ops.DequantizeLinear(codes, step, point, _name=f"{stem}.dequantize")
     for node, position in uses:
         node.set_input(position, back)
     if outputs and value.is_graph_output:
         graph.outputs = [back if each is value else each for each in graph.outputs]
         value.name, back.name = back.name, value.name
-    return np.float32(scale)
+    return scale
 
 
 def _position(graph: Graph):  # type: ignore[no-untyped-def]
@@ -203,7 +212,7 @@ def narrow_weights(sites: Sequence[Site], rounding: Rounding, means: Mapping[str
         if key not in shared:
             shared[key] = beside(site.weight, np.ascontiguousarray(np.moveaxis(values, 0, site.outputs)), "bfloat")
         if shift is not None and site.node.op == "MatMul":
-            _later_bias(site, shift)
+            later_bias(site, shift)
         elif shift is not None and (site.bias is None or site.bias.const is not None):
             bias = shift if site.row is None else site.row + shift
             moved = builder(site.node, ORIGIN).constant(bias.astype(np.float32), f"{site.weight.name}.bfloat.bias")
@@ -211,39 +220,39 @@ def narrow_weights(sites: Sequence[Site], rounding: Rounding, means: Mapping[str
         site.node.set_input(1, shared[key])
 
 
-class _Shared:
+class Shared:
     """Codes of weights, each once, and for every graph what gives the numbers back: a body does not see what another
     computes."""
 
     def __init__(self) -> None:
-        self._codes: dict[Weights, tuple[Value, Value, Value]] = {}
-        self._back: dict[tuple[Weights, Graph], Value] = {}
+        self._codes: dict[tuple[Weights, Any], tuple[Value, Value, Value]] = {}
+        self._back: dict[tuple[Weights, Any, Graph], Value] = {}
 
     def back(self, site: Site, codes: Array, steps: Array) -> Value:
         """The numbers of a layer's weights; codes have the axis of outputs in front."""
-        key, weight = weights_of(site), site.weight
+        key, weight = (weights_of(site), codes.dtype), site.weight
         if key not in self._codes:
             self._codes[key] = (
                 beside(weight, np.ascontiguousarray(np.moveaxis(codes, 0, site.outputs)), "codes"),
                 beside(weight, steps, "scale"),
-                beside(weight, np.zeros(steps.shape, np.int8), "zero"),
+                beside(weight, np.zeros(steps.shape, codes.dtype), "zero"),
             )
-        if (key, site.graph) not in self._back:
+        if (*key, site.graph) not in self._back:
             name = f"{site.name}.weight.dequantize"
             made = builder(site.node, ORIGIN).DequantizeLinear(*self._codes[key], axis=site.outputs, _name=name)
-            self._back[key, site.graph] = made
-        return self._back[key, site.graph]
+            self._back[*key, site.graph] = made
+        return self._back[*key, site.graph]
 
 
 def _layer(
-    site: Site, rounding: Rounding, scales: Mapping[str, np.float32], mean: Array | None, shared: _Shared
+    site: Site, rounding: Rounding, scales: Mapping[str, np.float32], mean: Array | None, shared: Shared
 ) -> None:
     node = site.node
     first, steps, lost = rounding.codes(site)
-    bias = _bias(site, lost, mean)
+    bias = bias_of(site, lost, mean)
     node.set_input(1, shared.back(site, first, steps))
     if node.op == "MatMul" and mean is not None:
-        _later_bias(site, mean_loss(site, lost, mean))
+        later_bias(site, mean_loss(site, lost, mean))
         return
     data = scales.get(_source(site.data))
     if bias is None or data is None:
@@ -262,7 +271,7 @@ def _layer(
         node.set_inputs([*node.inputs[:2], back])
 
 
-def _bias(site: Site, lost: Array, mean: Array | None) -> Array | None:
+def bias_of(site: Site, lost: Array, mean: Array | None) -> Array | None:
     """The bias of a layer, with what its weights lost, times their inputs on average; None where it has none to set."""
     if site.node.op == "MatMul" or (site.bias is not None and site.bias.const is None):
         return None
@@ -271,7 +280,7 @@ def _bias(site: Site, lost: Array, mean: Array | None) -> Array | None:
     return np.asarray(mean_loss(site, lost, mean) + (0.0 if site.row is None else site.row))
 
 
-def _later_bias(site: Site, shift: Array) -> None:
+def later_bias(site: Site, shift: Array) -> None:
     found = added_row(site.node, len(shift))
     if found is not None:
         reader, position, value = found
