@@ -20,9 +20,9 @@ from ranvier.codegen.llvm.elements import (
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.llvm.nest_codes import short_codes
 from ranvier.codegen.llvm.pairs import apart, even_then_odd, rounded_in_order, together
 from ranvier.codegen.llvm.schedule import Slot, Structure
+from ranvier.codegen.llvm.stored_codes import stored
 from ranvier.codegen.loops.fold import expressions
 from ranvier.codegen.loops.ir import Expr, Final, Index, Load, Map, Op, Result, Scan, Size, Stage
 from ranvier.dtypes import DType
@@ -145,7 +145,7 @@ class Access:
 
     def value(self, expr: Expr, point: Point, block: Block) -> Val:
         leaf = self.leaf(point, block)
-        return short_codes(block.emitter, expr, leaf) or block.emitter.vector(expr, leaf)
+        return stored(block.emitter, expr, leaf)
 
     def condition(self, guard: Expr | None, point: Point, block: Block | None) -> Val | None:
         """Where an operand may be touched: one truth for all lanes, or one for each."""

@@ -17,10 +17,10 @@ from ranvier.codegen.llvm.elements import (
     memory_type,
     narrowed_pair,
     scatter_elements,
-    widened,
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.stored_codes import stored
 from ranvier.codegen.loops.ir import Expr, Load, Result
 from ranvier.dtypes import DType
 
@@ -102,7 +102,7 @@ def _single_column(f: Fn, at: dict[str, Val], code: TailCode, isa: Isa, out: DTy
                 return load_vector(f, isa, kind, row, 1)
             return gather_elements(f, isa, kind, row, ids * (code.strides[k][1] * at["number_step"]), mask=mask)
 
-        value = widened(f, ExprEmitter(f, isa, lanes).value(tail.value, leaf), lanes)
+        value = stored(ExprEmitter(f, isa, lanes), tail.value, leaf)
         with f.if_else(dense) as otherwise:
             code.keep(value, f.gep(f.args["out"], r, memory_type(out)), out, mask)
             otherwise()

@@ -12,9 +12,10 @@ from dataclasses import replace
 from ranvier.codegen.launch import At
 from ranvier.codegen.llvm.builder import Fn, Val
 from ranvier.codegen.llvm.control import by_widths
-from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, store_product, widened
+from ranvier.codegen.llvm.elements import gather_elements, load_vector, memory_type, store_product
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.stored_codes import stored
 from ranvier.codegen.loops.ir import Epilogue, Expr, Load, Op, Result, substitute, walk
 from ranvier.dtypes import DType
 from ranvier.records import dataclass
@@ -142,7 +143,7 @@ class TailCode:
                 return known[expr.operand]
             return self.operand(expr.operand, rows, channel, lanes, mask)
 
-        return widened(f, ExprEmitter(f, isa, lanes).value(self.tail.value, leaf), lanes)
+        return stored(ExprEmitter(f, isa, lanes), self.tail.value, leaf)
 
     def store(
         self,

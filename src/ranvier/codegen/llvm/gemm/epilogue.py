@@ -26,10 +26,10 @@ from ranvier.codegen.llvm.elements import (
     memory_type,
     scatter_elements,
     store_product,
-    widened,
 )
 from ranvier.codegen.llvm.exprs import ExprEmitter
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.stored_codes import stored
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Operand, Result, Size, walk
 from ranvier.dtypes import DType
 from ranvier.errors import KernelError
@@ -203,7 +203,7 @@ class _Body:
                         return load_vector(f, isa, kind, start, count, mask=mask)
                     return gather_elements(f, isa, kind, starts[k], positions * strides[k][2], mask=mask)
 
-                value = widened(f, ExprEmitter(f, isa, count).value(self.value, leaf), count)
+                value = stored(ExprEmitter(f, isa, count), self.value, leaf)
                 if self.dense:
                     target = f.gep(out_start, at, memory_type(self.out))
                     store_product(f, isa, self.out, value, target, mask)

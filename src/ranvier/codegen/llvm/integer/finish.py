@@ -28,10 +28,11 @@ from ranvier.codegen.llvm.elements import (
 from ranvier.codegen.llvm.exprs import ExprEmitter, divided
 from ranvier.codegen.llvm.gemm.epilogue import Finish, place_of
 from ranvier.codegen.llvm.integer.dividing import divided_in_parts, in_parts
-from ranvier.codegen.llvm.integer.narrow import lowest_beyond, nearest, packed_bytes, packed_low_bytes
+from ranvier.codegen.llvm.integer.narrow import lowest_beyond, packed_bytes, packed_low_bytes
 from ranvier.codegen.llvm.integer.reach import Array, by_additions, fits_integers, stays_near, used
 from ranvier.codegen.llvm.integer.shortcuts import shortened
 from ranvier.codegen.llvm.isa import Isa
+from ranvier.codegen.llvm.stored_codes import nearest, stored
 from ranvier.codegen.llvm.vmath.core import WHOLE, exactly
 from ranvier.codegen.loops.ir import Const, Epilogue, Expr, Index, Load, Op, Result, Size, substitute, walk
 from ranvier.dtypes import DType
@@ -114,7 +115,7 @@ class _Body:
         """
         f, codes = emitter.fn, codes_of(self.value)
         if codes is None:
-            return widened(f, emitter.value(self.value, leaf), lanes)
+            return stored(emitter, self.value, leaf)
         divides = _divides(codes)
         x = widened(f, emitter.value(_unbounded(codes), leaf), lanes)
         made = made or [widened(f, each, lanes) for each in self._bounds(emitter, leaf, codes)]

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranvier.codegen.llvm.builder import Fn, Val, mangled, vector
+from ranvier.codegen.llvm.builder import Fn, Val, vector
 from ranvier.codegen.llvm.isa import Isa
 
 _WORDS = {16: "llvm.x86.sse2.packssdw.128", 32: "llvm.x86.avx2.packssdw", 64: "llvm.x86.avx512.packssdw.512"}
 _SIGNED = {16: "llvm.x86.sse2.packsswb.128", 32: "llvm.x86.avx2.packsswb", 64: "llvm.x86.avx512.packsswb.512"}
 _UNSIGNED = {16: "llvm.x86.sse2.packuswb.128", 32: "llvm.x86.avx2.packuswb", 64: "llvm.x86.avx512.packuswb.512"}
 _SECTION = 16  # bytes that the instructions stay within
-
-
-def nearest(f: Fn, isa: Isa, numbers: Val) -> Val:
-    """Numbers as the integers nearest to them. What no integer holds becomes the lowest one on x86; on NEON the one at
-    its end, and zero where it is NaN."""
-    kind = vector("i32", numbers.lanes)
-    name = "llvm.aarch64.neon.fcvtns" if isa.triple == "aarch64" else "llvm.lrint"
-    return f.intrinsic(f"{name}.{mangled(kind)}.{mangled(numbers.type)}", kind, [numbers])
 
 
 def lowest_beyond(isa: Isa) -> bool:
