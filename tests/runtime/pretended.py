@@ -15,6 +15,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node
 from ranvier.passes.edit import builder
+from ranvier.passes.facts import dtype_of
 from ranvier.providers.base import NodePrecision
 from ranvier.runtime.quantizing import choosing, forms, quantizer, report, samples
 from ranvier.runtime.session import Session
@@ -23,9 +24,12 @@ LAYERS = ("Conv", "MatMul", "Gemm")
 _STORED = (*LAYERS, "Tanh", "Relu", "Add")
 
 
-def _is_coded(node: Node) -> bool:
+def _codes(node: Node) -> str:
+    """The kind of codes that a layer reads, if it does."""
     data = node.inputs[0]
-    return data is not None and data.producer is not None and data.producer.op == "DequantizeLinear"
+    if data is None or data.producer is None or data.producer.op != "DequantizeLinear":
+        return ""
+    return "int16" if dtype_of(data.producer.inputs[0]) is DType.int16 else "int8"
 
 
 def _names(node: Node, patterns: tuple[str, ...]) -> bool:
@@ -35,7 +39,7 @@ def _names(node: Node, patterns: tuple[str, ...]) -> bool:
 class Pretended:
     """A session whose times are those of a table: by kinds of layers, and by their names where those are given."""
 
-    times: Mapping[str, float] = {"float32": 1.0, "bf16": 0.5, "int8": 0.25}
+    times: Mapping[str, float] = {"float32": 1.0, "bf16": 0.5, "int16": 0.5, "int8": 0.25}
     multiplies_bf16 = True
     stays: tuple[str, ...] = ()  # layers that it multiplies in float32 all the same
     made: int = 0
@@ -47,7 +51,7 @@ class Pretended:
         for node in graph.all_nodes():
             if node.op in LAYERS:
                 wide = not narrow or _names(node, (*config.keep_f32, *self.stays))
-                kind = "int8" if _is_coded(node) else "float32" if wide else "bf16"
+                kind = _codes(node) or ("float32" if wide else "bf16")
                 self.layer_times[node.name] = self.times.get(f"{kind} {node.name}", self.times[kind])
         found: dict[str, NodePrecision] = {}
         if narrow:
@@ -77,7 +81,7 @@ def _narrowed(graph: Graph, keep: tuple[str, ...], stays: tuple[str, ...]) -> tu
     made, found = copied(graph), dict[str, NodePrecision]()
     for node in list(made.all_nodes()):
         kept = _names(node, keep)
-        product = node.op in LAYERS and not kept and node.name not in stays and not _is_coded(node)
+        product = node.op in LAYERS and not kept and node.name not in stays and not _codes(node)
         stored = node.op in _STORED and not kept and not node.output.is_graph_output
         found[node.name] = NodePrecision("bf16" if product else "f32", "bf16" if stored else "f32")
         ops = builder(node, "pretended")
@@ -87,8 +91,15 @@ def _narrowed(graph: Graph, keep: tuple[str, ...], stays: tuple[str, ...]) -> tu
     return made, found
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float] | None = None, *, bf16: bool = True) -> None:
-    """Such sessions wherever quantizing makes some."""
+def pretend(
+    monkeypatch: pytest.MonkeyPatch,
+    times: Mapping[str, float] | None = None,
+    *,
+    bf16: bool = True,
+    words: bool = False,
+) -> None:
+    """Such sessions wherever quantizing makes some; ``words``: on a processor that multiplies codes of 16 bits fast."""
+    monkeypatch.setattr(choosing, "are_fast", lambda config: words)
     for module in (forms, choosing, samples, report):
         monkeypatch.setattr(module, "Session", Pretended)
     monkeypatch.setattr(Pretended, "multiplies_bf16", bf16)

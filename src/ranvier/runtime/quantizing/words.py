@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 OPSET = 21  # the first that quantizes to 16 bits
 _ROOM = 1.25  # times the largest value of samples
 _LARGEST = (1 << 15) - 1
-_LEAST = -100  # exponent of a step: products of two are numbers still
+_LEAST = -60  # exponent of a step: products of two are numbers still
 _PLANE = 4  # axes of weights, at most: beyond, windows are no planes
 
 
