@@ -36,6 +36,7 @@ def model(
     *,
     kind: type = np.int16,
     zero: int = 0,
+    unsigned: bool = False,
     bias: bool = True,
     single: bool = False,
     also: bool = False,
@@ -50,7 +51,7 @@ def model(
     steps = steps.max() if single else steps
     kept = {
         "xs": STEP,
-        "xz": np.array(zero, np.int16),
+        "xz": np.array(zero + 32768, np.uint16) if unsigned else np.array(zero, np.int16),
         "w": codes,
         "ws": steps,
         "wz": np.full(steps.shape, weight_zero, kind),
@@ -108,10 +109,11 @@ TAKEN = {
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 @pytest.mark.parametrize("zero", [0, -3000])
+@pytest.mark.parametrize("unsigned", [False, True])
 @pytest.mark.parametrize("name", TAKEN)
-def test_layers_of_codes(name: str, zero: int, kind: type) -> None:
+def test_layers_of_codes(name: str, unsigned: bool, zero: int, kind: type) -> None:
     op, x, w, attrs = TAKEN[name]
-    made, feed = model(op, x, w, kind=kind, zero=zero, **attrs), data(*x)
+    made, feed = model(op, x, w, kind=kind, zero=zero, unsigned=unsigned, **attrs), data(*x)
     agree(made, {"x": feed}, rtol=1e-5, atol=1e-4)
     assert of_codes(made, feed) == FAST
 

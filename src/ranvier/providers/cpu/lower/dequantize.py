@@ -60,4 +60,4 @@ def _met_by_words(n: NodeView) -> bool:
 def _is_of_words(value: Value | None) -> bool:
     node = None if value is None else value.producer
     codes = None if node is None or node.op != "DequantizeLinear" or node.domain else node.inputs[0]
-    return getattr(codes and codes.type, "dtype", None) is DType.int16
+    return getattr(codes and codes.type, "dtype", None) in (DType.int16, DType.uint16)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.definitions.defs import Use
-from ranvier.codegen.definitions.exprs import add, cast, mul
+from ranvier.codegen.definitions.exprs import add, cast, const, mul, op
 from ranvier.codegen.definitions.lower.quantization import DERIVED
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
@@ -26,6 +26,7 @@ from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
 from ranvier.graph.tensors import Same
+from ranvier.passes.facts import dtype_of
 from ranvier.passes.fuse.codes import Left, Quantized, dequantized
 from ranvier.providers.cpu.lower.integer_convolution import Convolution, shape_of
 from ranvier.providers.cpu.lower.integer_product import multiply, turned
@@ -35,7 +36,8 @@ from ranvier.providers.cpu.realise import Realiser
 from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
-_DATA, _WEIGHTS = (DType.int16,), (DType.int8, DType.int16)
+_DATA, _WEIGHTS = (DType.int16, DType.uint16), (DType.int8, DType.int16)
+_HALF = 1 << 15
 _LAYERS = frozenset({"Conv", "MatMul", "Gemm"})
 
 
@@ -48,8 +50,13 @@ class WordLayer:
     turned: bool  # the weights of a product lie as [outputs, inputs]
 
     @property
+    def is_unsigned(self) -> bool:
+        return dtype_of(self.data.codes) is DType.uint16
+
+    @property
     def zero(self) -> int:
-        return 0 if self.data.zero is None else int(self.data.zero)
+        """Of signed codes."""
+        return (0 if self.data.zero is None else int(self.data.zero)) - (_HALF if self.is_unsigned else 0)
 
     @property
     def array(self) -> Array:
@@ -130,12 +137,15 @@ def multiplied(n: NodeView, b: Definitions) -> bool:
     layer = word_layer(n.node, b)
     if layer is None:
         return False
+    codes = layer.data.codes
+    if layer.is_unsigned:
+        codes = b.pointwise([codes], _signed, DType.int16)
     if n.op == "Conv":
-        total, spread = _convolved(n, b, layer), (-1, *(1,) * (len(layer.array.shape) - 2))
+        total, spread = _convolved(n, b, layer, codes), (-1, *(1,) * (len(layer.array.shape) - 2))
     else:
         weights = turned(layer.array) if layer.turned else layer.array
         zero = b.constant(np.array(layer.zero, np.int16)) if layer.zero else None
-        total, spread = multiply(b, layer.data.codes, b.constant(weights), zero, None), (-1,)
+        total, spread = multiply(b, codes, b.constant(weights), zero, None), (-1,)
     scales = layer.scales.reshape(spread) if layer.scales.size > 1 else layer.scales.reshape(())
     uses = [Use(total), Use(b.constant(scales))]
     if n.has(2):
@@ -151,9 +161,14 @@ def multiplied(n: NodeView, b: Definitions) -> bool:
     return True
 
 
-def _convolved(n: NodeView, b: Definitions, layer: WordLayer) -> Value:
+def _signed(e: list[Expr]) -> Expr:
+    """Codes as much less as makes them signed: the highest bit stands for the opposite."""
+    return op("bits", op("bitxor", e[0], const(_HALF, e[0])), dtype=DType.int16)
+
+
+def _convolved(n: NodeView, b: Definitions, layer: WordLayer, codes: Value) -> Value:
     """Sums of codes less their zero point."""
-    codes, filters = layer.data.codes, layer.weights.codes
+    filters = layer.weights.codes
     shape = shape_of(n, b.shape(codes), layer.array.shape)
     zero = b.constant(np.array(layer.zero, np.int16))
     return _Convolution(b, codes, filters, zero, None, shape, len(b.shape(codes)) - 2).result(None)
