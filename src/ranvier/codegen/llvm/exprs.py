@@ -49,6 +49,7 @@ _VMATH_UNARY = frozenset(
     }
 )
 _LARGE = 0xFE000000 - (1 << 32)  # bits of 2**127, moved up by one
+_LEAST = 2  # those of the smallest number
 _EXACT = frozenset(
     {"min", "max", "neg", "abs", "where", "bits", "cast"}
 )  # a narrow float needs no rounding after these
@@ -299,7 +300,9 @@ def _quotient(f: Fn, isa: Isa, x: Val, y: Val, reciprocal: Val) -> Val:
         return f.div(x, y)
     near = f.mul(x, reciprocal)
     size = f.shl(f.bitcast(near, vector("i32", near.lanes)), 1)  # the sign is shifted out
-    return f.select(f.cmp("ult", size - 1, _LARGE), divided(f, x, y, reciprocal, near), near)
+    # 1 less would do, but a register of ones is made by an instruction that waits for what was in it before
+    fits = f.cmp("ult", size - _LEAST, _LARGE - _LEAST + 1)
+    return f.select(fits, divided(f, x, y, reciprocal, near), near)
 
 
 def divided(f: Fn, x: Val, y: Val, reciprocal: Val, near: Val | None = None) -> Val:
