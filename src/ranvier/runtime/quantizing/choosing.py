@@ -277,7 +277,9 @@ class Choosing:
         narrow = self._without_codes(strict) if self._narrow else None
         kept = frozenset[str]() if narrow is None or narrow.wide is None else narrow.wide
         both = self._with_codes(kept, strict) if self._narrow else None
-        found = list(dict.fromkeys(form for form in (both, exact, narrow) if form is not None))
+        # codes of 16 bits break up chains that one kernel would compute: so there is a form without, too
+        words = self._with_codes(None, strict, words=True) if self._wide and self._words else None
+        found = list(dict.fromkeys(form for form in (both, words, exact, narrow) if form is not None))
         coded = frozenset[str]().union(*(self._every - form.floats for form in found))
         self.codable |= coded
         if not found:
@@ -286,10 +288,8 @@ class Choosing:
             return sorted(found, key=self._estimate)
         maker.told("comparing models")
         ranked = trials.ranked(found, _COMPARED)
-        most_coded = both or exact or ranked[0].form
-        order = [site.name for site in maker.sites if site.name in self._every - most_coded.floats]
-        size = max(1, -(-len(order) // _BATCHES))
-        batches = [frozenset(order[k : k + size]) for k in range(0, len(order), size)]
+        most_coded = both or words or exact or ranked[0].form
+        batches = self._batches(self._every - most_coded.floats)
         maker.told("timing layers")
         plain = narrow.wide if narrow is not None else None
 
@@ -301,10 +301,18 @@ class Choosing:
 
         def improved(form: Form) -> Form:
             found = trials.improved(form, batches, other, allowed, self._until(1.0), self._step)
+            those = self._batches(self._words & found.floats) if found.wide is None else []
+            found = trials.improved(found, those, _reworded, allowed, self._until(1.0), self._step)
             return self._with_sharers(found, other, allowed)
 
         best = trials.all_improved(ranked, improved, _COMPARED)
         return list(dict.fromkeys([*best, *(each.form for each in ranked)]))
+
+    def _batches(self, layers: Names) -> list[Names]:
+        """Of neighbouring layers."""
+        order = [site.name for site in self._maker.sites if site.name in layers]
+        size = max(1, -(-len(order) // _BATCHES))
+        return [frozenset(order[k : k + size]) for k in range(0, len(order), size)]
 
     def _with_sharers(
         self, form: Form, other: Callable[[Form, Names], Form | None], allowed: Callable[[Form], bool]
@@ -328,15 +336,16 @@ class Choosing:
             return min(a, b, key=self._estimate)
         return self._trials.ranked([a, b], _COMPARED)[0].form
 
-    def _with_codes(self, wide: Names | None, strict: float) -> Form | None:
-        """As many codes as save time, the rest in float32, or in bfloat16 but for these nodes."""
+    def _with_codes(self, wide: Names | None, strict: float, *, words: bool = False) -> Form | None:
+        """As many codes as save time, the rest in float32, or with codes of 16 bits, or in bfloat16 but for these
+        nodes."""
         if self._all_near:
             coded = self._units_of(self._layers)
             form = Form(self._left, None if wide is None else wide - coded, self._coded.joins)
             if self._fits(form, strict):
                 return form
         if wide is None:
-            return self._fitting((FLOAT32, INT16, INT8) if self._words else (FLOAT32, INT8), strict)
+            return self._fitting((FLOAT32, INT16, INT8) if words else (FLOAT32, INT8), strict)
         return self._fitting((FLOAT32, BF16, INT8) if self._units_matter else (BF16, INT8), strict)
 
     def _units_of(self, layers: Names) -> Names:
@@ -468,6 +477,12 @@ class Choosing:
             for name in self._layers
         } | dict.fromkeys(form.words, INT16)
         return sum(self._times[kind][name] for name, kind in kinds.items())
+
+
+def _reworded(form: Form, batch: Names) -> Form:
+    """The form with numbers for these layers where they have 16-bit codes, else with such codes."""
+    words = form.words - batch if batch & form.words else form.words | batch
+    return Form(form.floats, form.wide, form.joins, words)
 
 
 _STRANGE = ""  # the unit of nodes that the model as it was given has no names for
