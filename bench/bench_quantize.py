@@ -4,9 +4,10 @@
 
 Ranges come from samples that are not those results are compared on. A model keeps the goal for accuracy where the
 cosine is at least 0.999 or the largest entry the same in 99 % of all places, and the goal for speed where a run is 1.5
-times as fast as our own in float32. What is not coded is computed in bfloat16 where that is faster and results allow it
-(``--rest``), with some nodes in float32 if need be; how fast the original is in bfloat16 stands beside it. Models that
-are quantized already, or have no layer to quantize, are left out by name.
+times as fast as our own in float32. What is not coded in 8 bits has 16-bit activations, or is computed in bfloat16,
+where that is faster and results allow it (``--rest``), with some nodes in float32 if need be; how fast the original is
+in bfloat16 stands beside it. Layers are those with codes of 8 bits, those of 16 behind a plus, and all that could have
+some. Models that are quantized already, or have no layer to quantize, are left out by name.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ _CODES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear
 
 @dataclass(frozen=True)
 class Quantized:
-    """One model at one number of threads; ``layers``: coded, and all that could be."""
+    """One model at one number of threads; ``layers``: with codes of 8 bits, of 16, and all that could have some."""
 
     model: str
     threads: int
-    layers: tuple[int, int]
+    layers: tuple[int, int, int]
     difference: Difference
     rest: str  # the precision of what is not coded
     before: float  # milliseconds of a run in float32
@@ -126,7 +127,8 @@ def measure(case: catalogue.Case, options: argparse.Namespace) -> list[Quantized
     both = (made, running), (graph, config)
     pair = ([[row[k] for k in compared] for row in results(each, unseen, own)] for each, own in both)
     found = difference(*pair)
-    layers = sum(layer.scheme != "float32" for layer in report.layers), len(report.layers)
+    schemes = [layer.scheme for layer in report.layers]
+    layers = len(schemes) - schemes.count("float32") - schemes.count("int16"), schemes.count("int16"), len(schemes)
     rows = []
     for threads in options.threads:
         own = SessionConfig.default(threads=threads)
@@ -159,7 +161,8 @@ def show(rows: Sequence[Quantized], left_out: Mapping[str, str]) -> None:
             what for what, kept in (("accuracy", accurate(row.difference)), ("speed", row.speed >= SPEED)) if not kept
         ]
         times = *(f"{each:.3f}" for each in (row.before, row.narrow, row.after)), f"{row.speed:.2f}"
-        count = f"{row.layers[0]}/{row.layers[1]}"
+        few, more, every = row.layers
+        count = f"{few}+{more}/{every}" if more else f"{few}/{every}"
         rest = f"{row.rest}, {row.kept} f32" if row.kept else row.rest
         table.add_row(
             row.model,
@@ -207,7 +210,9 @@ def main() -> None:
     arguments.add_argument("--threads", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2])
     arguments.add_argument("--samples", type=int, default=0, help="by how long a run takes unless given")
     arguments.add_argument("--ranges", default="best")
-    arguments.add_argument("--rest", default="best", help="precision of what is not coded: float32, bf16 or best")
+    arguments.add_argument(
+        "--rest", default="best", help="what becomes of what is not coded: float32, int16, bf16 or best"
+    )
     arguments.add_argument("--all", action="store_true", help="quantize every layer, whatever it does to results")
     arguments.add_argument("--search", type=float, default=150.0, help="seconds in which a form is looked for, about")
     arguments.add_argument("--seconds", type=float, default=2.0, help="of turns, for each model and number of threads")

@@ -14,7 +14,7 @@ from ranvier.dtypes import DType
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node
 from ranvier.passes.facts import dtype_of
-from ranvier.runtime.quantizing import Quantization, QuantizationReport, Quantizer
+from ranvier.runtime.quantizing import Quantization, QuantizationReport, Quantizer, choosing
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import SUM_OF_WORDS, Rounding
 from ranvier.runtime.quantizing.samples import results
@@ -183,3 +183,15 @@ def test_all_layers_where_8_bits_save_no_time(monkeypatch: pytest.MonkeyPatch) -
 def test_layers_that_get_none_where_a_few_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"int8": 0.9, "int16 conv_b": 1.5, "int8 conv_b": 1.5}, bf16=False, words=True)
     assert schemes(made(cancelling())[1]) == {"conv_a": "int16", "conv_b": "float32", "conv_y": "int16"}
+
+
+def test_layers_that_take_longer_than_their_kernels_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are compared whole: 16-bit codes may break up what one kernel computed."""
+    pretend(monkeypatch, {"int8": 0.9, "int16": 3.0, "int16 conv_a": 0.2}, bf16=False, words=True)
+    monkeypatch.setattr(choosing, "measured", lambda session, feed, work, called, seconds: _told(session, work))
+    monkeypatch.setattr(choosing, "_BATCHES", 3)
+    assert schemes(made(cancelling())[1]) == {"conv_a": "int16", "conv_b": "int8", "conv_y": "float32"}
+
+
+def _told(session: Any, work: Any) -> dict[str, float]:
+    return {name: min(session.layer_times[name], 1.0) / 2 for name in work}

@@ -137,8 +137,9 @@ class _Named(_Choice):
     type=click.Choice([*RESTS, "best"]),
     default="float32",
     show_default=True,
-    help="Precision of the sessions that will run the result, for what is not coded; best takes the faster of the two "
-    "that results allow, if need be with nodes in float32, and no codes where bf16 alone is fastest (int8).",
+    help="What becomes of what is not coded: int16 gives layers 16-bit activations where that is faster, bf16 is the "
+    "precision of the sessions that will run the result; best takes the fastest on this machine that results allow, if "
+    "need be with nodes in float32, and no codes where bf16 alone is fastest (int8).",
 )
 @click.option(
     "--timed/--not-timed",
