@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
+from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.passes.edit import builder
 from ranvier.runtime.quantizing.rounding import SUM_OF_WORDS, Rounding, groups_of
@@ -35,8 +36,11 @@ def are_fast(config: SessionConfig) -> bool:
     from ranvier.codegen.llvm import isa
     from ranvier.codegen.llvm.integer import multiplies_words
 
-    name = str(dict(config.provider_options.get("cpu", {})).get("isa", ""))
-    return multiplies_words(isa.chosen(name) if name else isa.host())
+    name = str(config.provider_options.get("cpu", {}).get("isa", ""))
+    try:
+        return multiplies_words(isa.chosen(name) if name else isa.host())
+    except NotSupported:
+        return False
 
 
 def takes_words(site: Site) -> bool:

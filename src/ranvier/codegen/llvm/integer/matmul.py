@@ -17,7 +17,7 @@ from ranvier.codegen.loops.ir import Epilogue, Load, Map, Nest, Operand
 from ranvier.codegen.storage import View
 
 _ALONE = 10 << 20  # products of codes for each thread: with fewer, joining those of one tensor gains more
-_PIXELS = 16  # rows from which a product is a convolution of windows of one pixel, where tiles are finished together
+PIXELS = 16  # rows from which a product is a convolution of windows of one pixel, where tiles are finished together
 
 
 def integer_matmul(
@@ -42,13 +42,13 @@ def integer_matmul(
         shared = math.prod(a.shape[:-2]) if b.rank == 2 else 1
         b, before = pack_at_run(b, m * shared, a.dtype, isa, threads)
     # of one matrix, where there are rows enough
-    strips = b.dot is BYTES and isa.masks and math.prod(b.batch) == 1 and math.prod(out.shape[:-1]) >= _PIXELS
+    strips = b.dot is BYTES and isa.masks and math.prod(b.batch) == 1 and math.prod(out.shape[:-1]) >= PIXELS
     if epilogue is not None and (finishes_together(b) or strips) and a.strides[-1] == 1 and a.shape[-1]:
         epilogue, beside = _side_by_side(epilogue, out.shape, isa, threads)
         before += beside
         p = folded(problem_of(a, b, out, epilogue))
         alone = threads == 1 or p.m * p.n * a.shape[-1] * p.entries >= threads * _ALONE
-        if len(p.batch) <= 1 and p.m >= _PIXELS and alone:
+        if len(p.batch) <= 1 and p.m >= PIXELS and alone:
             return [*before, *_as_pixels(p, b, isa, threads)]
     assert b.dot.groups(a.shape[-1]) == b.k
     rows, copying = left_codes(a, b.dot, isa, threads)

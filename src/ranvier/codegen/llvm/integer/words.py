@@ -18,6 +18,7 @@ from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.conv.shape import ConvShape
 from ranvier.codegen.llvm.gemm.problem import Problem, folded
 from ranvier.codegen.llvm.integer.dots import BYTES, PAIRS, dot_of
+from ranvier.codegen.llvm.integer.matmul import PIXELS
 from ranvier.codegen.llvm.integer.pack import PackedCodes, pack_words, reach_of_words
 from ranvier.codegen.llvm.integer.padded import begins_lines, padded_conv, suits_strips
 from ranvier.codegen.llvm.integer.product import launch_of, problem_of
@@ -29,7 +30,6 @@ from ranvier.dtypes import DType
 Array = np.ndarray[Any, Any]
 _ITEM = 2  # bytes of a code
 _LARGEST = (1 << 31) - 1
-_PIXELS = 16  # rows from which a product is a convolution of windows of one pixel
 _MANY_ROWS = 256  # that packed filters are for
 
 
@@ -98,7 +98,7 @@ def word_matmul(
         return []
     if a.strides[-1] == 1 and a.shape[-1]:
         p = folded(problem_of(_rows(a), b, out, epilogue))
-        if p.m >= _PIXELS and not p.batch and isa.masks:
+        if p.m >= PIXELS and not p.batch and isa.masks:
             return _as_pixels(p, a.shape[-1], b, isa, threads)
     a, copying = _lying(a, isa, threads)
     return [*copying, launch_of(folded(problem_of(_rows(a), b, out, epilogue)), b, a, isa, threads)]

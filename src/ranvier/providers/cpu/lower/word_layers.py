@@ -20,7 +20,15 @@ from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm.conv import ConvShape
-from ranvier.codegen.llvm.integer import multiplies_words, pack_word_filters, suits_words, sums_fit, word_conv
+from ranvier.codegen.llvm.integer import (
+    PackedCodes,
+    multiplies_words,
+    pack_word_filters,
+    suits_words,
+    sums_fit,
+    word_conv,
+)
+from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
@@ -71,7 +79,7 @@ class WordLayer:
 
 def word_layer(node: Node, b: Definitions) -> WordLayer | None:
     """The layer of this partition, if it can be made of codes, and faster."""
-    if node.domain or node.op not in _LAYERS or not _multiplies(b):
+    if node.domain or node.op not in _LAYERS or not multiplies_words(_isa(b)):
         return None
     x, result = node.inputs[0], node.outputs[0]
     if x is None or result not in b.types or x not in b.types or result in b.known:
@@ -82,15 +90,18 @@ def word_layer(node: Node, b: Definitions) -> WordLayer | None:
         return None
     if data is None or weights is None or not data.is_single or weights.codes.const is None:
         return None
-    if data.codes not in b.types or (weights.zero is not None and weights.zero.any()):
+    if data.codes not in b.types or data.codes.const is not None:
+        return None
+    if weights.zero is not None and weights.zero.any():
         return None
     layer = WordLayer(data, weights, node.op == "Gemm" and bool(node.attrs.get("transB", 0)))
     able = _takes_window(node, layer, b) if node.op == "Conv" else _takes_product(node, layer, b)
     return layer if able and _sums_fit(layer, is_conv=node.op == "Conv") else None
 
 
-def _multiplies(b: Definitions) -> bool:
-    return isinstance(b.products, CpuProducts) and multiplies_words(b.products.isa)
+def _isa(b: Definitions) -> Isa:
+    assert isinstance(b.products, CpuProducts)
+    return b.products.isa
 
 
 def _takes_window(node: Node, layer: WordLayer, b: Definitions) -> bool:
@@ -99,7 +110,7 @@ def _takes_window(node: Node, layer: WordLayer, b: Definitions) -> bool:
         return False
     if not 3 <= len(filters) <= 5 or len(image) != len(filters) or image[1] != filters[1]:
         return False
-    return suits_words(shape_of(NodeView(node, b), image, filters), b.products.isa)  # type: ignore[attr-defined]
+    return suits_words(shape_of(NodeView(node, b), image, filters), _isa(b))
 
 
 def _takes_product(node: Node, layer: WordLayer, b: Definitions) -> bool:
@@ -179,13 +190,14 @@ class _Convolution(Convolution):
 
     def _launches(self, r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         image, filters, zero = views
-        place = ("word filters", Same(filters.storage.array), filters.offset, self.shape.kernel)
-        packed = r.packs.get(place, lambda: _packed(filters, r, self.shape))
-        return word_conv(image, zero, packed, target, self.shape, r.isa, epilogue=epilogue, threads=r.threads)
+        shape = self.shape
+        place = ("word filters", Same(filters.storage.array), filters.offset, shape.kernel, shape.dilations)
+        packed = r.packs.get(place, lambda: _packed(filters, r, shape))
+        return word_conv(image, zero, packed, target, shape, r.isa, epilogue=epilogue, threads=r.threads)
 
     def _thin(self, image: View) -> bool:
         return False
 
 
-def _packed(filters: View, r: Realiser, shape: ConvShape) -> Any:
+def _packed(filters: View, r: Realiser, shape: ConvShape) -> PackedCodes:
     return pack_word_filters(np.ascontiguousarray(content(filters)), r.isa, shape)
