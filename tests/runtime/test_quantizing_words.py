@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from ranvier.dtypes import DType
+from ranvier.formats.onnx.retarget import retarget
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node
 from ranvier.passes.facts import dtype_of
@@ -172,6 +173,15 @@ def test_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on processors that are no faster so, where nothing is timed."""
     pretend(monkeypatch, bf16=False)
     assert schemes(made(cancelling(), rest="int16", timed=False)[1])["conv_y"] == "int16"
+
+
+def test_not_in_models_that_stay_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opset 20 does not quantize to 16 bits, and its models come out in it."""
+    pretend(monkeypatch, bf16=False, words=True)
+    graph = cancelling()
+    retarget(graph, 20)
+    found, report = made(graph)
+    assert "int16" not in schemes(report).values() and found.opsets[""] == 20
 
 
 def test_all_layers_where_8_bits_save_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
