@@ -31,6 +31,7 @@ _AMONG = "int8, the rest bf16"  # what coded layers take where they read and wri
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
 _EVEN = 1.02  # times the time of a form, up to which another is no slower
+_WORTH_IT = 1.15  # times as fast as in float32, from which on 16-bit activations are good for something
 _LET_GO = 16  # nodes in float32 that are tried in bfloat16 after all
 _MORE, _LITTLE = 1.5, 1e-3  # times what a node was seen to do, and part of the limit, from which on it counts as more
 _SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
@@ -273,13 +274,12 @@ class Choosing:
         """Forms that are near enough on the samples of the choice, the fastest first; ``strict``: part of the error
         that they may show."""
         maker, trials = self._maker, self._trials
-        exact = self._with_codes(None, strict) if self._wide else None
+        exact = self._with_codes(None, strict, words=bool(self._words)) if self._wide else None
         narrow = self._without_codes(strict) if self._narrow else None
         kept = frozenset[str]() if narrow is None or narrow.wide is None else narrow.wide
         both = self._with_codes(kept, strict) if self._narrow else None
-        # codes of 16 bits break up chains that one kernel would compute: so there is a form without, too
-        words = self._with_codes(None, strict, words=True) if self._wide and self._words else None
-        found = list(dict.fromkeys(form for form in (both, words, exact, narrow) if form is not None))
+        plainer = self._without_words(exact, strict)
+        found = list(dict.fromkeys(form for form in (both, exact, plainer, narrow) if form is not None))
         coded = frozenset[str]().union(*(self._every - form.floats for form in found))
         self.codable |= coded
         if not found:
@@ -288,7 +288,7 @@ class Choosing:
             return sorted(found, key=self._estimate)
         maker.told("comparing models")
         ranked = trials.ranked(found, _COMPARED)
-        most_coded = both or words or exact or ranked[0].form
+        most_coded = both or exact or ranked[0].form
         batches = self._batches(self._every - most_coded.floats)
         maker.told("timing layers")
         plain = narrow.wide if narrow is not None else None
@@ -347,6 +347,17 @@ class Choosing:
         if wide is None:
             return self._fitting((FLOAT32, INT16, INT8) if words else (FLOAT32, INT8), strict)
         return self._fitting((FLOAT32, BF16, INT8) if self._units_matter else (BF16, INT8), strict)
+
+    def _without_words(self, form: Form | None, strict: float) -> Form | None:
+        """The form with codes of 8 bits alone, where one with 16-bit activations hardly saves time: those may break up
+        chains that one kernel would compute, which no time of a kernel tells."""
+        if form is None or not form.words:
+            return None
+        if self._maker.options.timed:
+            now, plain = self._trials.compared(form, self.exact)
+            if now * _WORTH_IT < plain:
+                return None
+        return self._with_codes(None, strict)
 
     def _units_of(self, layers: Names) -> Names:
         return frozenset[str]().union(*(self._units[name] for name in layers))
