@@ -204,3 +204,15 @@ def test_layers_that_take_longer_than_their_kernels_told(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(choosing, "measured", measured)
     assert schemes(made(cancelling())[1]) == {"conv_a": "int16", "conv_b": "int16", "conv_y": "float32"}
+
+
+def test_not_where_the_whole_is_slower_than_kernels_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {"int16": 0.97}, bf16=False, words=True)
+    told = {"float32": 1.0, "int16": 0.4, "int8": 0.25}
+    kinds = {1.0: "float32", 0.97: "int16", 0.25: "int8"}
+
+    def measured(session: Any, *_: Any) -> dict[str, float]:
+        return {name: told[kinds[taken]] for name, taken in session.layer_times.items()}
+
+    monkeypatch.setattr(choosing, "measured", measured)
+    assert schemes(made(cancelling())[1]) == {"conv_a": "int8", "conv_b": "int8", "conv_y": "float32"}

@@ -31,7 +31,7 @@ _AMONG = "int8, the rest bf16"  # what coded layers take where they read and wri
 _ROOM = 0.95  # part of an error that coded recurrent layers may take, which are chosen first
 _BATCHES = 12  # of layers that are tried the other way round
 _EVEN = 1.02  # times the time of a form, up to which another is no slower
-_WORTH_IT = 1.15  # times as fast as in float32, from which on 16-bit activations are good for something
+_WORTH_IT = 1.05  # times as fast as in float32, from which on 16-bit activations are good for something
 _LET_GO = 16  # nodes in float32 that are tried in bfloat16 after all
 _MORE, _LITTLE = 1.5, 1e-3  # times what a node was seen to do, and part of the limit, from which on it counts as more
 _SAMPLES = 8  # that nodes in bfloat16 are judged by, at most
@@ -161,8 +161,20 @@ class Choosing:
         session = self._trials.session(form)
         if self._maker.options.timed:
             self._profile(INT16, session)
-        self._errors[INT16] = self._shared(self._asked.shown(self._trials.difference(form)))
+            self._words = self._quicker_words()
+        if self._words:
+            self._errors[INT16] = self._shared(self._asked.shown(self._trials.difference(form)))
         self._trials.drop(form)
+
+    def _quicker_words(self) -> Names:
+        """Those layers, if the model is faster with codes of 16 bits where kernels tell so. They may break up chains
+        that one kernel would compute, which no time of a kernel tells."""
+        form = Form(self._every, words=frozenset(name for name in self._words if self._quicker(name)))
+        if not form.words:
+            return frozenset()
+        now, plain = self._trials.compared(form, self.exact)
+        self._trials.drop(form)
+        return self._words if now * _WORTH_IT < plain else frozenset()
 
     def _look_at_codes(self) -> None:
         """What codes of all layers do, and if that is too much, what each layer's do."""
@@ -274,12 +286,11 @@ class Choosing:
         """Forms that are near enough on the samples of the choice, the fastest first; ``strict``: part of the error
         that they may show."""
         maker, trials = self._maker, self._trials
-        exact = self._with_codes(None, strict, words=bool(self._words)) if self._wide else None
+        exact = self._with_codes(None, strict) if self._wide else None
         narrow = self._without_codes(strict) if self._narrow else None
         kept = frozenset[str]() if narrow is None or narrow.wide is None else narrow.wide
         both = self._with_codes(kept, strict) if self._narrow else None
-        plainer = self._without_words(exact, strict)
-        found = list(dict.fromkeys(form for form in (both, exact, plainer, narrow) if form is not None))
+        found = list(dict.fromkeys(form for form in (both, exact, narrow) if form is not None))
         coded = frozenset[str]().union(*(self._every - form.floats for form in found))
         self.codable |= coded
         if not found:
@@ -336,7 +347,7 @@ class Choosing:
             return min(a, b, key=self._estimate)
         return self._trials.ranked([a, b], _COMPARED)[0].form
 
-    def _with_codes(self, wide: Names | None, strict: float, *, words: bool = False) -> Form | None:
+    def _with_codes(self, wide: Names | None, strict: float) -> Form | None:
         """As many codes as save time, the rest in float32, or with codes of 16 bits, or in bfloat16 but for these
         nodes."""
         if self._all_near:
@@ -345,19 +356,8 @@ class Choosing:
             if self._fits(form, strict):
                 return form
         if wide is None:
-            return self._fitting((FLOAT32, INT16, INT8) if words else (FLOAT32, INT8), strict)
+            return self._fitting((FLOAT32, INT16, INT8) if self._words else (FLOAT32, INT8), strict)
         return self._fitting((FLOAT32, BF16, INT8) if self._units_matter else (BF16, INT8), strict)
-
-    def _without_words(self, form: Form | None, strict: float) -> Form | None:
-        """The form with codes of 8 bits alone, where one with 16-bit activations hardly saves time: those may break up
-        chains that one kernel would compute, which no time of a kernel tells."""
-        if form is None or not form.words:
-            return None
-        if self._maker.options.timed:
-            now, plain = self._trials.compared(form, self.exact)
-            if now * _WORTH_IT < plain:
-                return None
-        return self._with_codes(None, strict)
 
     def _units_of(self, layers: Names) -> Names:
         return frozenset[str]().union(*(self._units[name] for name in layers))
