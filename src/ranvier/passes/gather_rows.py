@@ -58,12 +58,9 @@ def _gathers_rows(node: Node) -> bool:
 def _is_elementwise(value: Value) -> bool:
     """Whether a value is worked out of constants, each element by itself."""
     node, whole = value.producer, shape_of(value)
-    if (
-        node is None
-        or node.domain
-        or node.op not in _ELEMENTWISE
-        or (node.op in _PAIRS and node.version < _BROADCASTING)
-    ):
+    if node is None or node.domain or node.op not in _ELEMENTWISE:
+        return False
+    if node.op in _PAIRS and node.version < _BROADCASTING:
         return False
     if not whole or not all(isinstance(d, int) for d in whole):
         return False

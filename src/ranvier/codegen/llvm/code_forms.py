@@ -55,11 +55,9 @@ def codes_of(value: Expr, types: tuple[DType, ...] = BYTES) -> Codes | None:
         rounded, zero = whole.args
         if not (isinstance(zero, Op) and zero.name == "cast" and zero.args[0].dtype in types):
             return None
-    return (
-        Codes(whole, rounded, rounded.args[0], zero, low, low + 2 * half - 1)
-        if _is(rounded, "round", DType.float32)
-        else None
-    )
+    if not _is(rounded, "round", DType.float32):
+        return None
+    return Codes(whole, rounded, rounded.args[0], zero, low, low + 2 * half - 1)
 
 
 @dataclass(frozen=True)

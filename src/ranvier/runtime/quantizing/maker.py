@@ -287,7 +287,7 @@ class Maker:
         if self.static or self.options.scheme in CALIBRATED:
             self.told("looking at activations")
         if self.static:
-            watched = dict.fromkeys((*ways, _SPAN))
+            watched = dict.fromkeys((*ways, *self._for_words))
             self._watched = {n: {way: observer(way) for way in watched} for n in coded_values(self.sites)}
             self._averages = {s.name: mean_of(s) for s in self.sites}
             moments = moments_of(self.sites) if sums else {}
@@ -295,7 +295,7 @@ class Maker:
             seen = {name: each for name, each in self._watched.items() if name in self.shapes}
             self._found = {way: {name: each[way].range() for name, each in seen.items()} for way in ways}
             self.ranges = self._found[ways[0]]
-            self.spans = {name: each[_SPAN].range() for name, each in seen.items()}
+            self.spans = {name: each[way].range() for way in self._for_words for name, each in seen.items()}
             if sums:
                 self.rounding = Rounding(moments, self.options.fit)
         elif self.options.scheme in CALIBRATED:
@@ -310,6 +310,11 @@ class Maker:
                         self._moments[name].update(x)
 
             visit(self.graph, list(dict.fromkeys([*self._moments, *rows.names])), feeds, self.config, gather)
+
+    @property
+    def _for_words(self) -> tuple[str, ...]:
+        """The way to find ranges that codes of 16 bits have, if any layer may have some."""
+        return (_SPAN,) if self.can_be_words else ()
 
     def _look(self, ways: Sequence[str], feeds: Sequence[Feed], moments: Mapping[str, SumMoments]) -> None:
         """More samples for what is known of activations."""
@@ -379,7 +384,7 @@ class Maker:
             name: next(way for way, found in self._found.items() if found[name] == bounds)
             for name, bounds in self.ranges.items()
         }
-        narrow = tuple(way for way in dict.fromkeys((*ways.values(), _SPAN)) if way not in self._widened)
+        narrow = tuple(way for way in dict.fromkeys((*ways.values(), *self._for_words)) if way not in self._widened)
         if narrow:
             self._look(narrow, self.feeds, {})
             self._widened.update(narrow)

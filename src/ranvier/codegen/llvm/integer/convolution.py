@@ -70,11 +70,16 @@ def pack_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
     by_tap = w.reshape(shape.group, shape.width, shape.depth, shape.taps).swapaxes(-1, -2)
     lined = begins_lines(shape, dot, isa)
     if lined:
-        lines = by_tap.reshape(1, shape.width, shape.taps // shape.kernel[2], shape.kernel[2] * shape.depth)
-        nothing = moved_right(of(w))
-        by_tap = np.pad(lines, (*((0, 0),) * 3, (0, -lines.shape[-1] % dot.group)), constant_values=-nothing)
+        by_tap = in_lines(by_tap, shape, dot, -moved_right(of(w)))
     matrix = by_tap.reshape(shape.group, shape.width, -1).swapaxes(-1, -2)
     return replace(pack_codes(matrix, isa, rows_hint=pixels_hint(shape), dot=dot), lined=lined)
+
+
+def in_lines(by_tap: Array, shape: ConvShape, dot: Dot, nothing: int = 0) -> Array:
+    """Filters [..., taps, channels] with every line of taps in groups of its own, filled with ``nothing``."""
+    lines = by_tap.reshape(*by_tap.shape[:-2], shape.taps // shape.kernel[2], shape.kernel[2] * by_tap.shape[-1])
+    room = (0, -lines.shape[-1] % dot.group)
+    return np.pad(lines, (*((0, 0),) * (lines.ndim - 1), room), constant_values=nothing)
 
 
 def pixels_hint(shape: ConvShape) -> int:

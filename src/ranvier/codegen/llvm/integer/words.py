@@ -17,6 +17,7 @@ from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
 from ranvier.codegen.llvm.conv.shape import ConvShape
 from ranvier.codegen.llvm.gemm.problem import Problem, folded
+from ranvier.codegen.llvm.integer.convolution import in_lines
 from ranvier.codegen.llvm.integer.dots import BYTES, PAIRS, dot_of
 from ranvier.codegen.llvm.integer.matmul import PIXELS
 from ranvier.codegen.llvm.integer.pack import PackedCodes, pack_words, reach_of_words
@@ -63,12 +64,9 @@ def as_bytes(x: View) -> View:
 def pack_word_filters(w: Array, isa: Isa, shape: ConvShape) -> PackedCodes:
     """Filters [cout, cin, *kernel] as a matrix of taps and channels by outputs."""
     by_tap = w.reshape(shape.cout, shape.cin, shape.taps).swapaxes(-1, -2)
-    lined = begins_lines(in_bytes(shape), PAIRS, isa)
-    if lined:
-        lines = by_tap.reshape(shape.cout, shape.taps // shape.kernel[2], shape.kernel[2] * shape.cin)
-        by_tap = np.pad(lines, ((0, 0), (0, 0), (0, -lines.shape[-1] % PAIRS.group)))
-    matrix = by_tap.reshape(shape.cout, -1).swapaxes(-1, -2)
-    return replace(pack_words(matrix, isa, rows_hint=_MANY_ROWS), lined=lined)
+    if begins_lines(in_bytes(shape), PAIRS, isa):
+        by_tap = in_lines(by_tap, shape, PAIRS)
+    return pack_words(by_tap.reshape(shape.cout, -1).swapaxes(-1, -2), isa, rows_hint=_MANY_ROWS)
 
 
 def word_conv(
