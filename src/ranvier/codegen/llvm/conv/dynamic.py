@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ranvier.codegen.launch import At, KernelSpec, Launch
 from ranvier.codegen.llvm.builder import Module
-from ranvier.codegen.llvm.conv import winograd as winograd_kernels
 from ranvier.codegen.llvm.conv.dynamic_pack import Source, pack_launch
 from ranvier.codegen.llvm.conv.epilogues import Fields
 from ranvier.codegen.llvm.conv.front import conv, packing
 from ranvier.codegen.llvm.conv.plan import Panels, best_tile, panels_of
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed, triple
+from ranvier.codegen.llvm.conv.squares import position_panels
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -80,7 +80,7 @@ def _pack(w: WeightView, shape: ConvShape, isa: Isa, winograd: bool) -> tuple[La
     block = best_tile(shape.width, isa, item).vectors
     m = int(kind.removeprefix("winograd")) if kind.startswith("winograd") else 0
     if m:
-        cut, positions = winograd_kernels.panels_of(shape, block, isa, item), (m + 2) ** 2
+        cut, positions = position_panels(shape, block, isa, item), (m + 2) ** 2
         size = positions * cut.group_elements()
     else:
         kind, positions = "gemm", shape.taps

@@ -1,27 +1,19 @@
-"""3x3 convolutions of stride 1 by Winograd's F(2x2), F(4x4) and F(6x6): fewer multiplications than outputs times taps.
-
-A tile of a launch is a block of output squares times a block of channel panels, and stays in the second cache from the
-first load to the last store: the input squares are transformed (vectors run along the channels), one matrix product
-per transformed position accumulates them with the transformed weights, the products are transformed back, finished by
-the epilogue and stored.
-"""
+"""3x3 convolutions of floats by Winograd's F(2x2), F(4x4) and F(6x6): fewer multiplications than outputs times taps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ranvier.codegen import tuning
-from ranvier.codegen.launch import At, Code, KernelSpec, Launch
-from ranvier.codegen.llvm.builder import Module, Val, vector
-from ranvier.codegen.llvm.conv.driver import MOST_ROWS
-from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
-from ranvier.codegen.llvm.conv.plan import Panels, micro_codes, panel_vectors, rows_used
-from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, Pixels, packed_constant, require_channels_last
+from ranvier.codegen.launch import Code, KernelSpec, Launch
+from ranvier.codegen.llvm.builder import Val, vector
+from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail
+from ranvier.codegen.llvm.conv.plan import micro_codes, panel_vectors
+from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, packed_constant
+from ranvier.codegen.llvm.conv.squares import Numbers, Squares, position_panels, squares_launch
 from ranvier.codegen.llvm.conv.transforms import both_ways, filter_transform, input_transform, output_transform
-from ranvier.codegen.llvm.elements import memory_type, register_type
-from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.gemm.tiles import tile_of
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue
@@ -29,17 +21,6 @@ from ranvier.codegen.pages import packed_empty
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 
-_FIELDS = (
-    *("h", "w", "oh", "ow", "cin", "cout", "ph", "pw", "xn", "xh", "xw", "yn", "yh", "yw"),
-    *("down", "across", "squares", "block", "columns", "block_panels", "panels", "panel_columns", "panel_elements"),
-    *("rest_columns", "most_rows", "v_pitch", "v_plane", "m_plane", "v_at", "m_at"),
-)
-_CODES_FROM = 3  # position of the micro-kernels among the buffers: after x, w, y
-# Bytes of transformed inputs and products of one block: few where the weights stay in the second cache beside them,
-# more where the weights come from further away and should be used often once they are here.
-_NEAR_SMALL, _NEAR_LARGE = 256 << 10, 1200 << 10
-_SMALL_WEIGHTS = 768 << 10
-_OTHERS_NEAR = (128 << 10, 512 << 10, 2048 << 10)
 _ALONE = 768  # columns of a product with the filter transform
 
 
@@ -47,7 +28,7 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: i
     """[panel][position][channel][column]."""
     item = dtype.numpy.itemsize
     vectors = panel_vectors(shape, isa, item)
-    cut = panels_of(shape, vectors, isa, item)
+    cut = position_panels(shape, vectors, isa, item)
     # [in, tap, out] by one plain transposition, then whole rows move: large models are packed at load
     moved = np.ascontiguousarray(w.reshape(shape.cout, shape.cin * 9).T).reshape(shape.cin, 9, shape.cout)
     taps = np.zeros((9, shape.cin, ((cut.count - 1) * vectors + cut.rest) * cut.lanes), dtype.numpy)
@@ -65,310 +46,37 @@ def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType, m: i
     return packed_constant(f"winograd{m}", packed, dtype, vectors)
 
 
-def panels_of(shape: ConvShape, vectors: int, isa: Isa, item: int) -> Panels:
-    lanes = isa.lanes(item)
-    wide = -(-shape.cout // lanes)
-    count = -(-wide // vectors)
-    return Panels(vectors, count, wide - (count - 1) * vectors, lanes, shape.cin)
-
-
 def winograd(
     x: View, packed: Packed, out: View, shape: ConvShape, isa: Isa, epilogue: Epilogue | None, threads: int
 ) -> list[Launch]:
-    require_channels_last(x, "the input")
-    require_channels_last(out, "the output")
-    m = int(packed.kind.removeprefix("winograd"))
-    item = x.dtype.numpy.itemsize
-    tile = tile_of(isa, packed.block)
-    cut = panels_of(shape, packed.block, isa, item)
-    lanes = cut.lanes
-    positions = (m + 2) ** 2
-    down, across = -(-shape.out[1] // m), -(-shape.out[2] // m)
-    squares = shape.n * down * across
-    v_pitch = -(-shape.cin // lanes) * lanes
-    per_square = positions * (v_pitch + cut.columns) * item
-    near = _NEAR_SMALL if packed.storage.nbytes <= _SMALL_WEIGHTS else _NEAR_LARGE
+    m, numbers = int(packed.kind.removeprefix("winograd")), Numbers(x.dtype, x.dtype, x.dtype)
+    cut = position_panels(shape, packed.block, isa, x.dtype.numpy.itemsize)
 
-    def blocks(size: int) -> tuple[int, int]:
-        return _blocks(squares, cut.count, max(tile.rows, size // per_square), tile.rows, threads)
-
-    sizes = {f"{size >> 10} KB": size for size in _OTHERS_NEAR}
-    block, block_panels = tuning.choose(
-        "conv blocks",
-        lambda: (*shape.key(), m, item),
-        blocks(near),
-        lambda: {name: blocks(size) for name, size in sizes.items()},
-    )
-    count, columns = -(-squares // block), -(-cut.count // block_panels)
-    v_plane, m_plane = _odd_lines(block * v_pitch, item), _odd_lines(block * cut.columns, item)
-    v_at = -(-v_pitch * item // 64) * 64  # behind a row of zeros
-    m_at = v_at + positions * v_plane * item
-    place, target = Pixels.of(x), Pixels.of(out)
-    numbers = {
-        **dict(zip(("h", "w"), shape.size[1:])),
-        **dict(zip(("oh", "ow"), shape.out[1:])),
-        "cin": shape.cin,
-        "cout": shape.cout,
-        "ph": shape.begin[1],
-        "pw": shape.begin[2],
-        "xn": place.n,
-        "xh": place.h,
-        "xw": place.w,
-        "yn": target.n,
-        "yh": target.h,
-        "yw": target.w,
-        "down": down,
-        "across": across,
-        "squares": squares,
-        "block": block,
-        "columns": columns,
-        "block_panels": block_panels,
-        "panels": cut.count,
-        "panel_columns": cut.columns,
-        "panel_elements": positions * cut.depth * cut.columns,
-        "rest_columns": cut.rest * lanes,
-        "most_rows": tile.rows,
-        "v_pitch": v_pitch,
-        "v_plane": v_plane,
-        "m_plane": m_plane,
-        "v_at": v_at,
-        "m_at": m_at,
-    }
-    tail = Tail.of(epilogue, x.dtype)
-    spec = KernelSpec(
-        f"winograd {m}x{m} {x.dtype}",
-        ("winograd", 1, m, x.dtype.name, out.dtype.name, tail.key),
-        lambda module, symbol, target_isa: _Winograd(
-            module, symbol, target_isa, m, x.dtype, out.dtype, tail
-        ).function(),
-    )
-    codes: tuple[Code, ...] = micro_codes(x.dtype, rows_used(squares, block, tile.rows), cut, "rows")
-    return [
-        Launch(
-            spec,
-            (
-                At(x.storage, x.offset * item),
-                At(packed.storage),
-                At.of(out),
-                *codes,
-                *tail.buffers,
-            ),
-            (*(numbers[name] for name in _FIELDS), *tail.dims),
-            tiles=count * columns,
-            writes=(out.storage,),
-            scratch=m_at + positions * m_plane * item,
-            flops=2.0 * squares * positions * shape.cin * shape.cout,
-            traffic=float(x.nbytes + out.nbytes + packed.storage.nbytes),
-            label="conv winograd",
+    def spec(tail: Tail) -> KernelSpec:
+        return KernelSpec(
+            f"winograd {m}x{m} {x.dtype}",
+            ("winograd", 2, m, x.dtype.name, out.dtype.name, tail.key),
+            lambda module, symbol, target: _Winograd(module, symbol, target, m, numbers, out.dtype, tail).function(),
         )
-    ]
+
+    def codes(used: set[int]) -> Sequence[Code]:
+        return micro_codes(x.dtype, used, cut, "rows")
+
+    most = tile_of(isa, packed.block).rows
+    how = (isa, epilogue, threads, "conv winograd")
+    return [squares_launch(spec, numbers, x, None, packed.storage, out, shape, m, cut, most, codes, *how)]
 
 
-def _blocks(squares: int, panels: int, most: int, rows: int, threads: int) -> tuple[int, int]:
-    """Squares and panels of a block: as many squares as stay near, and enough blocks for all threads.
+class _Winograd(Squares):
+    def nothing(self) -> Val:
+        return self.f.const(self.image, 0.0)
 
-    Panels are cut before squares: weights are then still read once, and the inputs transformed again are few.
-    """
-    wanted = 1 if threads == 1 else 4 * threads
+    def loaded(self, address: Val, piece: Lanes) -> Val:
+        kind = vector(self.inner, piece.count)
+        return self.f.load(kind, address) if piece.mask is None else self.f.masked_load(kind, address, piece.mask)
 
-    def shared(count: int) -> int:
-        """An even share of the squares; of several, a whole number of a tile's rows."""
-        share = -(-squares // count)
-        return share if count == 1 else -(-share // rows) * rows
+    def transformed(self, lines: list[list[Val]]) -> list[list[Val]]:
+        return both_ways(self.f, self.m, lines, input_transform)
 
-    block = shared(-(-squares // most))
-    columns = min(panels, -(-wanted // -(-squares // block)))
-    if -(-squares // block) * columns < 2 * threads:
-        block = min(block, shared(max(1, min(-(-wanted // columns), squares // (2 * rows)))))
-    return block, -(-panels // columns)
-
-
-def _odd_lines(elements: int, item: int) -> int:
-    """Elements of a plane, rounded up to an odd number of cache lines: planes then begin in different cache sets."""
-    lines = -(-elements * item // 64)
-    return (lines + 1 - lines % 2) * 64 // item
-
-
-class _Winograd:
-    def __init__(
-        self,
-        module: Module,
-        symbol: str,
-        isa: Isa,
-        m: int,
-        dtype: DType,
-        out_dtype: DType,
-        tail: Tail,
-    ) -> None:
-        self.isa, self.m, self.out_dtype, self.tail = isa, m, out_dtype, tail
-        self.edge = m + 2
-        self.element, self.out_element = register_type(dtype), memory_type(out_dtype)
-        self.item = dtype.numpy.itemsize
-        self.f = f = module.kernel(symbol)
-        self.at = Fields(f, f.args["dims"], _FIELDS)
-        self.bufs = f.args["bufs"]
-        self.x, self.w, self.y = (f.load("ptr", f.gep(self.bufs, k, "ptr")) for k in range(3))
-        self.code = TailCode(f, isa, tail, self.bufs, _CODES_FROM + 2 * MOST_ROWS, f.args["dims"], len(_FIELDS))
-        self.control = f.stack("i64", SLOTS)
-        self.pointers = f.stack("ptr", self.edge * self.edge)
-        self.held = f.stack(self.element, m * m * isa.lanes(self.item))
-        self.zeros = f.args["scratch"]
-        self.v = f.gep(f.args["scratch"], self.at["v_at"])
-        self.products = f.gep(f.args["scratch"], self.at["m_at"])
-
-    def function(self) -> None:
-        f, at = self.f, self.at
-        with f.loop(0, at["v_pitch"]) as k:
-            f.store(f.const(self.element, 0.0), f.gep(self.zeros, k, self.element))
-        for slot in (Slot.PARTIAL, Slot.BIAS, Slot.RESIDUAL, Slot.B_STEP, Slot.ALPHA, Slot.FLAGS, Slot.LOW, Slot.HIGH):
-            write_slot(f, self.control, slot, 0)
-        write_slot(f, self.control, Slot.K, at["cin"])
-        write_slot(f, self.control, Slot.SEGMENTS, 1)
-        write_slot(f, self.control, Slot.A_STEP, at["v_pitch"] * self.item)
-        write_slot(f, self.control, Slot.OUT_STEP, at["panel_columns"] * self.item)
-        write_slot(f, self.control, Slot.COLUMNS, self.isa.lanes(self.item))
-        with f.loop(f.args["begin"], f.args["end"]) as tile:
-            first = f.div(tile, at["columns"]) * at["block"]
-            count = f.min_(at["squares"] - first, at["block"])
-            with f.loop(0, count) as square:
-                self.transform_input(first + square, square)
-            column = f.rem(tile, at["columns"]) * at["block_panels"]
-            with f.loop(column, f.min_(column + at["block_panels"], at["panels"])) as panel:
-                last = f.cmp("eq", panel, at["panels"] - 1)
-                columns = f.select(last, at["rest_columns"], at["panel_columns"])
-                self.multiply(panel, last, columns, count)
-                channel = panel * at["panel_columns"]
-                with f.loop(0, count) as square:
-                    self.transform_output(first + square, square, channel)
-        f.ret()
-
-    def place_of(self, number: Val) -> tuple[Val, Val, Val]:
-        """Image, row and column of a square."""
-        f, at = self.f, self.at
-        line = f.div(number, at["across"])
-        return f.div(line, at["down"]), f.rem(line, at["down"]) * self.m, f.rem(number, at["across"]) * self.m
-
-    def transform_input(self, number: Val, square: Val) -> None:
-        f, at, edge = self.f, self.at, self.edge
-        image, oh, ow = self.place_of(number)
-        top, left = oh - at["ph"], ow - at["pw"]
-        corner = f.gep(self.x, image * at["xn"] + top * at["xh"] + left * at["xw"], self.element)
-        inside = [f.cmp("ult", left + c, at["w"]) for c in range(edge)]
-        with f.loop(0, edge) as r:
-            there = f.cmp("ult", top + r, at["h"])
-            line = f.gep(corner, r * at["xh"], self.element)
-            row = f.gep(self.pointers, r * edge, "ptr")
-            for c in range(edge):
-                address = f.gep(line, at["xw"] * c, self.element)
-                f.store(f.select(f.and_(there, inside[c]), address, self.zeros), f.gep(row, c, "ptr"))
-        target = f.gep(self.v, square * at["v_pitch"], self.element)
-
-        def body(piece: Lanes) -> None:
-            kind = vector(self.element, piece.count)
-
-            def source(r: int, c: int) -> Val:
-                address = f.gep(f.load("ptr", f.gep(self.pointers, r * edge + c, "ptr")), piece.channel, self.element)
-                return f.load(kind, address) if piece.mask is None else f.masked_load(kind, address, piece.mask)
-
-            found = both_ways(f, self.m, [[source(r, c) for c in range(edge)] for r in range(edge)], input_transform)
-            plane = f.gep(target, piece.channel, self.element)
-            for y in range(edge):
-                for x in range(edge):
-                    # whole vectors: a row has room for them
-                    f.store(found[y][x], plane)
-                    plane = f.gep(plane, at["v_plane"], self.element)
-
-        channel_pieces(f, self.isa, self.item, f.i64(0), at["cin"], body)
-
-    def multiply(self, panel: Val, last: Val, columns: Val, count: Val) -> None:
-        """All positions of a panel: products[position] = v[position] x w[panel, position]."""
-        f, at = self.f, self.at
-        codes = f.gep(self.bufs, f.select(last, f.i64(MOST_ROWS), f.i64(0)) + (_CODES_FROM - 1), "ptr")
-        weights = f.gep(self.w, panel * at["panel_elements"], self.element)
-        tiles = f.div(count + at["most_rows"] - 1, at["most_rows"])
-        rows = f.div(count, tiles)
-        extra = count - rows * tiles
-        size, slice_ = at["cin"] * columns * self.item, at["cin"] * 64
-        with f.loop(0, self.edge * self.edge) as position:
-            b = f.gep(weights, position * at["cin"] * columns, self.element)
-            a = f.gep(self.v, position * at["v_plane"], self.element)
-            target = f.gep(self.products, position * at["m_plane"], self.element)
-            with f.loop(0, tiles) as tile:
-                first = tile * rows + f.min_(tile, extra)
-                number = rows + f.cast(f.cmp("slt", tile, extra), "i64")
-                write_slot(f, self.control, Slot.OUT, f.gep(target, first * at["panel_columns"], self.element))
-                # positions follow each other in memory: rows fetch some lines of the next one each
-                fetched = size + f.min_(tile * slice_, f.max_(size - slice_, 0))
-                write_slot(f, self.control, Slot.FETCH, f.gep(b, fetched))
-                code = f.load("ptr", f.gep(codes, number, "ptr"))
-                f.call_pointer(code, "void", [f.gep(a, first * at["v_pitch"], self.element), b, self.control])
-
-    def transform_output(self, number: Val, square: Val, channel: Val) -> None:
-        f, at, m, edge = self.f, self.at, self.m, self.edge
-        image, oh, ow = self.place_of(number)
-        rows, columns = f.min_(at["oh"] - oh, m), f.min_(at["ow"] - ow, m)
-        whole = f.and_(f.cmp("eq", rows, m), f.cmp("eq", columns, m))
-        place = image * at["yn"] + oh * at["yh"] + ow * at["yw"] + channel
-        target = f.gep(self.y, place, self.out_element)
-        pixel = oh * at["ow"] + ow
-        source = f.gep(self.products, square * at["panel_columns"], self.element)
-        corner = self.code.rows(image, pixel)
-
-        def body(piece: Lanes) -> None:
-            kind = vector(self.element, piece.count)
-            start = f.gep(source, piece.channel, self.element)
-            lines = [
-                [f.load(kind, f.gep(start, at["m_plane"] * (y * edge + x), self.element)) for x in range(edge)]
-                for y in range(edge)
-            ]
-            found = both_ways(f, m, lines, output_transform)
-            values = {(y, x): found[y][x] for y in range(m) for x in range(m)}
-            here = f.gep(target, piece.channel, self.out_element)
-            if self.tail.is_cheap:
-                with f.if_else(whole) as otherwise:
-                    fixed = self.code.fixed(corner, channel + piece.channel, piece)
-                    for (y, x), value in values.items():
-                        self.store(value, f.i64(y), f.i64(x), here, corner, channel, piece, fixed)
-                    otherwise()
-                    self.some(values, rows, columns, here, corner, channel, piece)
-            else:
-                self.some(values, rows, columns, here, corner, channel, piece)
-
-        left = f.min_(at["cout"] - channel, at["panel_columns"])
-        channel_pieces(f, self.isa, self.item, f.i64(0), left, body)
-
-    def some(
-        self,
-        values: dict[tuple[int, int], Val],
-        rows: Val,
-        columns: Val,
-        here: Val,
-        corner: list[Val],
-        channel: Val,
-        piece: Lanes,
-    ) -> None:
-        """Through memory, so that the epilogue stands once, in a loop over the outputs there are."""
-        f, m = self.f, self.m
-        kind = vector(self.element, piece.count)
-        for (y, x), value in values.items():
-            f.store(value, f.gep(self.held, (y * m + x) * piece.count, self.element))
-        fixed = self.code.fixed(corner, channel + piece.channel, piece)
-        with f.loop(0, rows) as row, f.loop(0, columns) as column:
-            value = f.load(kind, f.gep(self.held, (row * m + column) * piece.count, self.element))
-            self.store(value, row, column, here, corner, channel, piece, fixed)
-
-    def store(
-        self,
-        value: Val,
-        y: Val,
-        x: Val,
-        here: Val,
-        corner: list[Val],
-        channel: Val,
-        piece: Lanes,
-        fixed: dict[int, Val],
-    ) -> None:
-        f, at = self.f, self.at
-        address = f.gep(here, y * at["yh"] + x * at["yw"], self.out_element)
-        rows = self.code.moved(corner, y * at["ow"] + x)
-        self.code.store(value, rows, channel + piece.channel, address, self.out_dtype, piece.mask, fixed)
+    def returned(self, lines: list[list[Val]]) -> list[list[Val]]:
+        return both_ways(self.f, self.m, lines, output_transform)
