@@ -104,6 +104,54 @@ def test_bounded(bounds: tuple[float, float] | None, dtype: type) -> None:
     assert result.ops["DequantizeLinear"] == result.ops["Relu"] == 0
 
 
+POOLS: list[dict[str, Any]] = [
+    {"kernel_shape": [2, 2], "strides": [2, 2]},
+    {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+    {"kernel_shape": [3, 2], "pads": [2, 1, 2, 1], "dilations": [3, 1]},
+    {"kernel_shape": [3, 3], "strides": [2, 3], "ceil_mode": 1},
+]
+
+
+@SIGNS
+@pytest.mark.parametrize("attrs", POOLS, ids=str)
+def test_numbers_become_codes_before_they_are_pooled(attrs: dict[str, Any], dtype: type) -> None:
+    """Also where all of them are below what any code stands for, and where pads are: those never win."""
+    for shift in (0.0, -50.0, 50.0):
+        s = Sketch()
+        pooled = s.MaxPool(s.Add(s.input("x", [2, 6, 8, 8]), np.float32(shift)), **attrs)
+        result = exact(s, quantized(s, pooled, dtype), (2, 6, 8, 8))
+        assert result.only("MaxPool").inputs[0].type.dtype.numpy == dtype
+
+
+@SIGNS
+def test_codes_are_made_before_all_pools_in_a_row(dtype: type) -> None:
+    s = Sketch()
+    x = dequantized(s, codes_input(s, dtype, [2, 6, 9, 9]), dtype)
+    inner = s.MaxPool(s.Relu(x), **POOLS[1])
+    result = exact(s, quantized(s, s.MaxPool(inner, **POOLS[0]), dtype), (2, 6, 9, 9))
+    assert result.ops["MaxPool"] == 2
+    assert result.ops["QuantizeLinear"] == 1  # the input's: what is left of the Relu is a bound of codes
+    assert result.ops["DequantizeLinear"] == result.ops["Relu"] == 0
+
+
+def test_what_others_need_is_pooled_as_it_is() -> None:
+    """The numbers before the pool, those behind it, and the places of the largest."""
+    s = Sketch()
+    numbers = s.Exp(s.input("x", [1, 2, 8, 8]))
+    read = s.model(quantized(s, s.MaxPool(numbers, **POOLS[0]), np.uint8), s.Sqrt(numbers))
+    result = fused(read)
+    assert result.only("MaxPool").inputs[0].type.dtype.numpy == np.float32
+    assert "what is pooled is read elsewhere too" in result.reasons()
+    s = Sketch()
+    pooled = s.MaxPool(s.Exp(s.input("x", [1, 2, 8, 8])), **POOLS[0])
+    result = fused(s.model(quantized(s, pooled, np.uint8), s.Sqrt(pooled)))
+    assert result.only("MaxPool").inputs[0].type.dtype.numpy == np.float32
+    s = Sketch()
+    pooled, places = s.call("MaxPool", s.Exp(s.input("x", [1, 2, 8, 8])), outputs=2, **POOLS[0])
+    result = assert_same(s.model(quantized(s, pooled, np.uint8), places))
+    assert result.only("MaxPool").inputs[0].type.dtype.numpy == np.float32
+
+
 def test_transposed_weights_keep_their_scales() -> None:
     s = Sketch()
     x = dequantized(s, codes_input(s, np.uint8, [3, 16]), np.uint8)

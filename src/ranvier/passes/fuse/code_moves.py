@@ -4,10 +4,16 @@ Exporters put DequantizeLinear before every operator and QuantizeLinear after it
 elements, or picks the largest: those do the same to codes. So dequantizing goes below them; where it meets a
 QuantizeLinear with the same scale and zero point, both go. All of this is exact: dequantizing does not change the order
 of numbers, and a code that was dequantized is quantized to itself.
+
+Quantizing does not change their order either. So where the largest of numbers become codes, the codes of all of them
+are made first, by the layer that the numbers come from, and the largest of those found: a quarter of the bytes, and
+what is outside the image is the least code, as minus infinity would be. Only a NaN, for which there is no code, is lost
+among other numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import ClassVar
 
@@ -57,7 +63,9 @@ class CodeMoves:
             return self._below(node)
         if node.op == "Concat":
             return self._joined(node)
-        return node.op == "QuantizeLinear" and (self._again(node) or self._bounded(node) or self._parts(node))
+        if node.op != "QuantizeLinear":
+            return False
+        return self._again(node) or self._bounded(node) or self._parts(node) or self._largest(node)
 
     def _below(self, node: Node) -> bool:
         """Dequantize after the node."""
@@ -120,6 +128,28 @@ class CodeMoves:
             else:
                 parts.append(op.QuantizeLinear(value, *result_of(result, target, op)))
         return self._replace(last, op.node("Concat", parts, dict(node.attrs), version=node.version).output)
+
+    def _largest(self, last: Node) -> bool:
+        """What is pooled and then quantized is quantized and then pooled, where nobody needs the numbers."""
+        node = _only(last, "MaxPool")
+        if node is None or _wants_places(node):
+            return False
+        numbers = node.inputs[0]
+        assert numbers is not None
+        if only_use(numbers) is not node:
+            raise Left("what is pooled is read elsewhere too")
+        target, result = code_type(last), parameters(last)
+        if not result.is_single:
+            return False
+        op = builder(last, self.name)
+        codes = op.QuantizeLinear(numbers, *result_of(result, target, op))
+        found = op.node("MaxPool", [codes], dict(node.attrs), version=_version(node)).output
+        if not self._replace(last, found):
+            return False
+        assert codes.producer is not None
+        with contextlib.suppress(Left):
+            self._step(codes.producer)  # it may go further
+        return True
 
     def _again(self, node: Node) -> bool:
         """Codes that were dequantized are quantized to themselves."""
@@ -188,7 +218,7 @@ def clipped(codes: Value, bounds: tuple[float, float], result: Quantized, op: Gr
 def _operands(node: Node, given: Quantized, op: GraphOps) -> list[Value | None] | None:
     """The operands of the node on codes; None where it does more than move or compare elements."""
     operands: list[Value | None] = [given.codes, *node.inputs[1:]]
-    if node.op == "MaxPool" and any(v.uses or v.is_graph_output for v in node.outputs[1:]):
+    if node.op == "MaxPool" and _wants_places(node):
         return None
     if node.op == "Resize" and text_of(node.attrs.get("mode", "nearest")) != "nearest":
         return None
@@ -203,6 +233,11 @@ def _operands(node: Node, given: Quantized, op: GraphOps) -> list[Value | None] 
         zero = np.zeros((), kind.numpy) if given.zero is None else given.zero
         operands[2:3] = [op.constant(zero)]
     return operands
+
+
+def _wants_places(node: Node) -> bool:
+    """Whether somebody asks a MaxPool where it found the largest."""
+    return any(v.uses or v.is_graph_output for v in node.outputs[1:])
 
 
 def _version(node: Node) -> int:
