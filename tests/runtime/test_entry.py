@@ -303,7 +303,7 @@ def test_profiles_and_the_end() -> None:
 
 
 def test_what_has_no_entry() -> None:
-    """Long runs gain nothing, and neither do those of several parts."""
+    """Long runs gain nothing, and what NumPy computes goes through Python."""
     text = "g (float[512,512] x) => (float[512,512] y) { a = MatMul(x, x) b = MatMul(a, x) y = MatMul(b, x) }"
     given = {"x": np.eye(512, dtype=np.float32)}
     with rv.load(model(text), threads=1) as session:

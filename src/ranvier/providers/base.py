@@ -208,7 +208,7 @@ class Entry(Protocol):
     """The way into a bound kernel that goes through no Python: ``run(inputs)`` by name gives the outputs by name, or
     None where the call is another one, or two come at a time. The workspace belongs to it until it is closed."""
 
-    run: Callable[[Any], dict[str, Any] | None]
+    def run(self, inputs: Any, /) -> dict[str, Any] | None: ...
 
     @property
     def busy(self) -> bool: ...
@@ -295,6 +295,18 @@ class RunsBodies(Protocol):
     def bodies(self) -> Sequence[BodyRunner]:
         """Those it has made so far."""
         ...
+
+
+@runtime_checkable
+class Branches(Protocol):
+    """A compiled kernel that runs one of two bodies, as a condition says; its results are the first ones of theirs."""
+
+    @property
+    def condition(self) -> int:
+        """Its place among the inputs."""
+        ...
+
+    def branch(self, truth: bool) -> BodyRunner: ...
 
 
 @runtime_checkable

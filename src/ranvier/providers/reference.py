@@ -174,6 +174,16 @@ class ReferenceKernel:
 class BranchKernel(ReferenceKernel):
     """An If: all there is to find out is which body runs. Models whose every call asks have it as the shortest way."""
 
+    def __init__(self, node: Node, part: Subgraph, ctx: CompileContext) -> None:
+        super().__init__(node, part, ctx)
+        condition = self._operands[0]
+        assert condition is not None
+        self.condition = condition
+        self._branches = [self._bodies[id(self._attrs[name])] for name in ("else_branch", "then_branch")]
+
+    def branch(self, truth: bool) -> BodyRunner:
+        return self._branches[truth]
+
     def __call__(
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
     ) -> None:

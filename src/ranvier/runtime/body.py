@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from ranvier import dtypes
+from ranvier.codegen.signature import Tensor
 from ranvier.config import SessionConfig
 from ranvier.errors import InvalidValue, RanvierError
 from ranvier.graph.ir import Value
 from ranvier.graph.types import TensorType, Type
-from ranvier.providers.base import TensorAllocator
+from ranvier.ops.allocation import tensor_limit
+from ranvier.providers.base import Entry, TensorAllocator
 from ranvier.runtime.control import RunControl, current
 from ranvier.runtime.direct import Direct, direct_call
 from ranvier.runtime.plan import Plan
@@ -34,8 +36,9 @@ class Body:
         self._allocator = allocator
         self._config = config
         graph = program.graph
-        self._captures = [v for v in graph.captured() if v.const is None]
-        self._slots = (*program.input_slots, *(program.slots[v] for v in self._captures))
+        self.captures = [v for v in graph.captured() if v.const is None]
+        self.results = len(program.output_slots)
+        self._slots = (*program.input_slots, *(program.slots[v] for v in self.captures))
         self._lock = threading.Lock()
         self._plans: OrderedDict[Any, _BodyPlan | None] = OrderedDict()
         self._newest: tuple[Any, _BodyPlan | None] = (None, None)
@@ -47,7 +50,7 @@ class Body:
             raise InvalidValue(
                 f"graph {program.graph.name!r} takes {len(program.input_slots)} inputs, got {len(inputs)}"
             )
-        values = [*inputs, *[captured.get(v) for v in self._captures]]
+        values = [*inputs, *[captured.get(v) for v in self.captures]]
         control = current.control
         profiler = current.profiler
         if control is None or not control.watched:
@@ -63,6 +66,11 @@ class Body:
         if control.watched and not program.steps:
             control.check(f"graph {program.graph.name!r}")
         return program.run(env, control, _UNPLANNED, {}, profiler)
+
+    def planned(self, captured: Sequence[Tensor]) -> _BodyPlan | None:
+        """The plan for values of these types from around a body that takes nothing else; None where there is none."""
+        with tensor_limit(self._config.limits.tensor_bytes):
+            return self._plan(captured)
 
     def _plan(self, values: Sequence[Any]) -> _BodyPlan | None:
         """The plan for these types, or None where they are not tensors or change too often."""
@@ -98,9 +106,9 @@ class Body:
             plan.close()
 
     def _made(self, values: Sequence[Any]) -> _BodyPlan | None:
-        types: list[Type | None] = [TensorType(dtypes.of(x), x.shape) for x in values]
+        types: list[Type | None] = [TensorType(dtypes.of(x.dtype), x.shape) for x in values]
         count = len(self.program.input_slots)
-        captured = dict(zip(self._captures, types[count:]))
+        captured = dict(zip(self.captures, types[count:]))
         try:
             return _BodyPlan(self.program, types[:count], {}, self._allocator, self._config, captured)
         except RanvierError:
@@ -111,8 +119,6 @@ class _BodyPlan(Plan):
     """A plan whose results may be its operands: whoever runs a loop does not write into them."""
 
     def __init__(self, program: Program, *given: Any) -> None:
-        captured: Mapping[Value, Any] = given[4]
-        self._operands = (*program.input_slots, *(program.slots[v] for v in captured))
         self.results: list[int] = []  # of the body, from a direct run: what that made, or ~k for value k
         super().__init__(program, *given)
 
@@ -129,6 +135,12 @@ class _BodyPlan(Plan):
         sizes = [static_bytes(self.types.get(slot)) or 0 for slot, _, _ in self._fresh]
         offset = self.layout.workspaces.get(0, 0)
         return direct_call(self.program, kernel, self._fresh, sizes, offset, self._operands)
+
+    def entry(self, inputs: Sequence[Tensor], names: Sequence[str]) -> Entry | None:
+        """Where results are what the body makes, in its order."""
+        if self._direct is not None and self.results != list(range(len(self._fresh))):
+            return None
+        return super().entry(inputs, names)
 
     def run_steps(self, values: Sequence[Any], slots: Sequence[int], control: RunControl, profiler: Any) -> list[Any]:
         env = list(self.program.template)

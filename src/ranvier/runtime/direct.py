@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,11 @@ class Direct:
         return Direct(kernel, self.given, made, self.theirs, self.offset)
 
     def signature(
-        self, inputs: Sequence[tuple[str, Array]], names: Sequence[str], constants: dict[int, Array]
+        self, inputs: Sequence[Tensor], names: Sequence[str], constants: dict[int, Array]
     ) -> tuple[list[Tensor], list[Tensor | Constant]]:
         """Of a call with these inputs and names of outputs: each with its place among the kernel's own."""
         places = {given: k for k, given in enumerate(self.given)}
-        taken = [Tensor(name, x.dtype, x.shape, places.get(k)) for k, (name, x) in enumerate(inputs)]
+        taken = [replace(x, place=places.get(k)) for k, x in enumerate(inputs)]
         made = iter(enumerate(self.made))
         handed_out: list[Tensor | Constant] = []
         for k, name in enumerate(names):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.codegen.arena import MemoryPlan
+from ranvier.codegen.signature import Tensor
 from ranvier.config import SessionConfig
 from ranvier.errors import MemoryLimit, OutOfMemory, ResourceLimit
 from ranvier.graph.ir import Value
@@ -24,6 +25,7 @@ from ranvier.ops.allocation import tensor_limit
 from ranvier.providers.base import Bindable, BoundKernel, ChecksBuffers, Enters, Entry, SelfContained, TensorAllocator
 from ranvier.providers.registry import REGISTRY
 from ranvier.runtime.arenas import Arena, Arenas
+from ranvier.runtime.chain import chained
 from ranvier.runtime.control import RunControl, is_plain, running
 from ranvier.runtime.direct import Direct, Fresh, direct_call, new_output
 from ranvier.runtime.layout import laid_out
@@ -49,11 +51,12 @@ class Plan:
     ) -> None:
         self.program = program
         self.dims = dict(dims)
+        self._operands = (*program.input_slots, *(program.slots[v] for v in captured or ()))
         self._limits = config.limits
         self._secure = config.memory.secure
         self._lock = threading.Lock()
         self._entry: tuple[Entry, Arena] | None = None
-        self._enters = True  # as far as is known
+        self._enters = not config.memory.secure  # as far as is known
         inference = TypeInference(dims, annotated=True)
         inference.types.update(captured or {})
         inference.run(program.graph, input_types)
@@ -124,21 +127,18 @@ class Plan:
             outputs.insert(k, constant.copy())
         return outputs
 
-    def entry(self, inputs: Sequence[tuple[str, Array]], names: Sequence[str]) -> Entry | None:
-        """The way in without Python, for calls like the one that these inputs and names of outputs are of; None where
-        there is none. A plan has one at a time."""
-        direct = self._direct
+    def entry(self, inputs: Sequence[Tensor], names: Sequence[str]) -> Entry | None:
+        """The way in without Python, for calls with these inputs and names of outputs; None where there is none. A plan
+        has one at a time."""
         with self._lock:
-            if self._entry is not None or not self._enters or direct is None:
+            if self._entry is not None or not self._enters:
                 return self.opened
-        small = self._fresh_bytes < FROM_BYTES and self.memory.arena <= _ENTRY_ARENA
-        if not small or not isinstance(direct.kernel, Enters):
+        if self._fresh_bytes >= FROM_BYTES or self.memory.arena > _ENTRY_ARENA:
             self._enters = False
             return None
-        signature = direct.signature(inputs, names, dict(self._constants))
         held = self._arenas.take()
         try:
-            found = direct.kernel.entry(*signature, held.start + direct.offset)
+            found = self._way_in(held, inputs, names)
         except BaseException:
             self._arenas.give(held)
             raise
@@ -150,6 +150,19 @@ class Plan:
                 return found
         self._arenas.give(held)
         return None
+
+    def _way_in(self, held: Arena, inputs: Sequence[Tensor], names: Sequence[str]) -> Entry | None:
+        """An entry that works in this arena."""
+        direct, program = self._direct, self.program
+        if direct is not None:
+            if not isinstance(direct.kernel, Enters):
+                return None
+            signature = direct.signature(inputs, names, dict(self._constants))
+            return direct.kernel.entry(*signature, held.start + direct.offset)
+        made = program.output_slots
+        if len(program.steps) < 2 or program.waves or self._lent or len(set(made)) < len(made):
+            return None
+        return chained(program, self._prepared(held), self._operands, inputs, names, self._planned_type)
 
     @property
     def opened(self) -> Entry | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ranvier.codegen.signature import Tensor
 from ranvier.runtime.control import RunControl
 from ranvier.runtime.plan import Plan
 
@@ -62,7 +63,8 @@ class Recent:
     def _open(self, values: list[Any]) -> None:
         """Ask the plan for its entry: at the first calls, and again where that does not let calls in any more."""
         self._calls = 0
-        entry = self._plan.entry([(name, x) for (name, _, _), x in zip(self._expected, values)], self._names)
+        taken = [Tensor(name, x.dtype, x.shape, None) for (name, _, _), x in zip(self._expected, values)]
+        entry = self._plan.entry(taken, self._names)
         self.enter = None if entry is None else entry.run
 
 
