@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -140,6 +141,20 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     for k in range(len(shape) - 2, -1, -1):
         strides[k] = strides[k + 1] * max(1, shape[k + 1])
     return tuple(strides)
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Axes from outermost to innermost in memory; axes of size 1 stay beside their left neighbour."""
+    rank = len(shape)
+    sized = [a for a in range(rank) if shape[a] != 1]
+    sized.sort(key=lambda a: -abs(strides[a]))
+    order: list[int] = []
+    ones = [a for a in range(rank) if shape[a] == 1]
+    for axis in sized:
+        while ones and ones[0] < axis:
+            order.append(ones.pop(0))
+        order.append(axis)
+    return tuple(order + ones)
 
 
 def ordered_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ranvier.codegen.loops.ir import Expr, Load, Nest, Operand, Scalar, Stage
-from ranvier.codegen.storage import View
+from ranvier.codegen.storage import View, memory_order
 from ranvier.varying import following
 
 
@@ -79,17 +79,3 @@ class NestBuilder:
         if self._alike is not None and (best is None or best == tuple(range(len(best)))):
             best = self._alike
         return best
-
-
-def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Axes from outermost to innermost in memory; axes of size 1 stay beside their left neighbour."""
-    rank = len(shape)
-    sized = [a for a in range(rank) if shape[a] != 1]
-    sized.sort(key=lambda a: -abs(strides[a]))
-    order: list[int] = []
-    ones = [a for a in range(rank) if shape[a] == 1]
-    for axis in sized:
-        while ones and ones[0] < axis:
-            order.append(ones.pop(0))
-        order.append(axis)
-    return tuple(order + ones)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ranvier.codegen.definitions.defs import Def, Moved, Pointwise, Rows, Use
 from ranvier.codegen.definitions.groups import Group
-from ranvier.codegen.definitions.nest_builder import NestBuilder, memory_order
+from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.loops.ir import Expr, Final, Map, Nest, Stage
-from ranvier.codegen.storage import View
+from ranvier.codegen.storage import View, memory_order
 from ranvier.graph.ir import Value
 
 if TYPE_CHECKING:

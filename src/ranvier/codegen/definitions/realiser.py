@@ -20,12 +20,12 @@ import numpy as np
 from ranvier.codegen.definitions.defs import Alias, Contraction, Def, Joined, Moved, Opaque, Pointwise, Rows, Use
 from ranvier.codegen.definitions.exprs import HALVES
 from ranvier.codegen.definitions.groups import Group, group
-from ranvier.codegen.definitions.nest_builder import NestBuilder, memory_order
+from ranvier.codegen.definitions.nest_builder import NestBuilder
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.realise_rows import rows_nest
 from ranvier.codegen.definitions.registry import ALL
 from ranvier.codegen.loops.ir import Epilogue, Expr, Map, Nest, Op, Operand, Result
-from ranvier.codegen.storage import Kind, Storage, View, dense_strides
+from ranvier.codegen.storage import Kind, Storage, View, dense_strides, memory_order
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Value
 from ranvier.graph.tensors import ConstTensor

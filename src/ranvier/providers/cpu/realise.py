@@ -118,16 +118,20 @@ class Realiser(BaseRealiser):
         if (len(nest.row), len(nest.extents)) != (2, 6) or following():  # a pool of pictures is nothing else
             self.add(nests.launches(nest, self.isa, self.threads))
             return
-        from ranvier.codegen.llvm.conv.pooling import pooling  # convolutions mostly have been here
+        from ranvier.codegen.llvm.conv.after_pool import pool_and_rest  # convolutions mostly have been here
         from ranvier.codegen.llvm.conv.pools import pooled
 
-        pool = pooling(nest)
+        pool, rest = pool_and_rest(nest)
         quick = None if pool is None else pooled(pool.x, pool.out, pool.shape, self.isa, self.threads, pool.counts)
+        if quick is None and rest is not None:
+            pool = rest = None
         made = nests.launches(nest, self.isa, self.threads) if quick is None else [quick]
         largest = pool is not None and pool.counts is None
         if largest and len(made) == 1 and self.done.launches and self.done.launches[-1].origin is not None:
             made[0].origin = pool
         self.add(made)
+        if rest is not None:
+            self.add(nests.launches(rest, self.isa, self.threads))
 
     def product(self, anchor: Contraction, views: list[View], target: View, epilogue: Epilogue | None) -> None:
         first = len(self.done.launches)
