@@ -21,7 +21,7 @@ from ranvier.dtypes import DType
 from ranvier.records import dataclass
 
 _CHEAP = frozenset({"add", "sub", "mul", "div", "min", "max", "neg", "abs", "fma", "where", "cast"}) | {
-    *("quotient", "reciprocal", "lt", "le", "gt", "ge", "eq", "ne"),
+    *("quotient", "reciprocal", "round", "lt", "le", "gt", "ge", "eq", "ne"),
 }
 _SUM, _BEGUN = Result(0, DType.float32), Result(-1, DType.float32)
 _MANY = 12  # operations that are still worth writing out once per accumulator
@@ -173,14 +173,30 @@ class Lanes:
 
 
 def channel_pieces(
-    f: Fn, isa: Isa, item: int, start: Val, stop: Val, body: Callable[[Lanes], None], *, abreast: bool = False
+    f: Fn,
+    isa: Isa,
+    item: int,
+    start: Val,
+    stop: Val,
+    body: Callable[[Lanes], None],
+    *,
+    abreast: bool = False,
+    apart: bool = False,
 ) -> None:
     """Run ``body`` over [start, stop) by vectors; the rest by a mask where the machine has them, else one by one.
 
-    With masks there is a single copy of the body; without them a second, scalar one, and one more for several short
-    vectors at a time where it may take them ``abreast``.
+    With masks there is a single copy of the body, unless whole vectors are to be ``apart`` because a mask costs them
+    time; without them a second, scalar one, and one more for several short vectors at a time where it may take them
+    ``abreast``.
     """
     lanes = isa.lanes(item)
+    if isa.masks and apart:
+        whole = start + f.and_(stop - start, -lanes)
+        with f.loop(start, whole, lanes) as c:
+            body(Lanes(lanes, c, None))
+        with f.if_(f.cmp("slt", whole, stop)):
+            body(Lanes(lanes, whole, below(f, lanes, stop - whole)))
+        return
     if isa.masks:
         with f.loop(start, stop, lanes) as c:
             body(Lanes(lanes, c, below(f, lanes, stop - c)))

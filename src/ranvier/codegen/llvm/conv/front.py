@@ -13,6 +13,7 @@ from ranvier.codegen.llvm.conv import depthwise, narrow, plan, rows
 from ranvier.codegen.llvm.conv import winograd as winograd_kernels
 from ranvier.codegen.llvm.conv.origin import origin
 from ranvier.codegen.llvm.conv.shape import ConvShape, Numbering, Packed
+from ranvier.codegen.llvm.conv.squares import can_be_squares
 from ranvier.codegen.llvm.conv.widen import widened
 from ranvier.codegen.llvm.gemm.halves import multiplies_halves
 from ranvier.codegen.llvm.isa import Isa
@@ -72,7 +73,7 @@ def packing(
         usual = f"winograd{m}"
 
     def others() -> dict[str, str]:
-        ways = ["gemm", *(f"winograd{m}" for m in WINOGRAD if winograd and _can_winograd(shape))]
+        ways = ["gemm", *(f"winograd{m}" for m in WINOGRAD if winograd and can_be_squares(shape))]
         return {way: way for way in ways}
 
     return tuning.choose("conv way", lambda: (*shape.key(), item), usual, others)
@@ -99,15 +100,9 @@ def _time(flops: float, weights: float, pace: float) -> float:
     return max(work, wait) + _TOGETHER * min(work, wait)
 
 
-def _can_winograd(shape: ConvShape) -> bool:
-    plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
-    flat = shape.size[0] == 1 and shape.out[0] == 1 and not shape.is_empty
-    return plain and flat and min(shape.cin, shape.cout) >= 16
-
-
 def _winograd_size(shape: ConvShape, pace: float, packed_at_run: bool = False) -> int:
     """The output square of Winograd's algorithm (2 or 4), or 0 where the direct way is as quick."""
-    if not _can_winograd(shape):
+    if not can_be_squares(shape):
         return 0
     weights = shape.cin * shape.cout
     packing_byte = _PACKED_BYTE if packed_at_run else 0.0

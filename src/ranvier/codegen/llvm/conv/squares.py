@@ -8,6 +8,7 @@ the epilogue and stored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from ranvier.codegen import tuning
@@ -51,6 +52,13 @@ class Numbers:
     def unit(self) -> int:
         """Bytes of such a group."""
         return self.group * self.inner.numpy.itemsize
+
+
+def can_be_squares(shape: ConvShape) -> bool:
+    """3x3 of stride 1 in one plane and one group, with enough channels for a vector of them."""
+    plain = shape.kernel == (1, 3, 3) and shape.strides == shape.dilations == (1, 1, 1) and shape.group == 1
+    flat = shape.size[0] == 1 and shape.out[0] == 1 and not shape.is_empty
+    return plain and flat and min(shape.cin, shape.cout) >= 16
 
 
 def squares_launch(
@@ -199,7 +207,7 @@ class Squares:
         self.image, self.out_element = memory_type(numbers.image), memory_type(out_dtype)
         self.inner, self.sums = register_type(numbers.inner), register_type(numbers.sums)
         self.inner_bytes, self.sums_bytes = (each.numpy.itemsize for each in (numbers.inner, numbers.sums))
-        self.unit = numbers.unit
+        self.out_bytes, self.unit = out_dtype.numpy.itemsize, numbers.unit
         self.f = f = module.kernel(symbol)
         self.at = Fields(f, f.args["dims"], _FIELDS)
         self.bufs = f.args["bufs"]
@@ -247,27 +255,35 @@ class Squares:
         with f.loop(f.args["begin"], f.args["end"]) as tile:
             first = f.div(tile, at["columns"]) * at["block"]
             count = f.min_(at["squares"] - first, at["block"])
-            with f.loop(0, count) as square:
-                self.transform_input(first + square, square)
+            self.each_square(first, count, self.transform_input)
             column = f.rem(tile, at["columns"]) * at["block_panels"]
             with f.loop(column, f.min_(column + at["block_panels"], at["panels"])) as panel:
                 last = f.cmp("eq", panel, at["panels"] - 1)
                 columns = f.select(last, at["rest_columns"], at["panel_columns"])
                 self.multiply(panel, last, columns, count)
                 channel = panel * at["panel_columns"]
-                with f.loop(0, count) as square:
-                    self.transform_output(first + square, square, channel)
+                self.each_square(first, count, functools.partial(self.transform_output, channel))
         f.ret()
 
-    def place_of(self, number: Val) -> tuple[Val, Val, Val]:
-        """Image, row and column of a square."""
+    def each_square(self, first: Val, count: Val, body: Callable[[Val, Val, Val, Val], None]) -> None:
+        """``body`` for the squares of a block: number in the block, image, and its first row and column of outputs."""
         f, at = self.f, self.at
-        line = f.div(number, at["across"])
-        return f.div(line, at["down"]), f.rem(line, at["down"]) * self.m, f.rem(number, at["across"]) * self.m
+        line = f.div(first, at["across"])
+        image, row = f.var("i64", f.div(line, at["down"])), f.var("i64", f.rem(line, at["down"]) * self.m)
+        column = f.var("i64", f.rem(first, at["across"]) * self.m)
+        with f.loop(0, count) as square:
+            body(square, image.get(), row.get(), column.get())
+            # counted, because divisions would take as long as some transforms
+            column.set(column.get() + self.m)
+            with f.if_(f.cmp("sge", column.get(), at["ow"])):
+                column.set(0)
+                row.set(row.get() + self.m)
+                with f.if_(f.cmp("sge", row.get(), at["oh"])):
+                    row.set(0)
+                    image.set(image.get() + 1)
 
-    def transform_input(self, number: Val, square: Val) -> None:
+    def transform_input(self, square: Val, image: Val, oh: Val, ow: Val) -> None:
         f, at, edge = self.f, self.at, self.edge
-        image, oh, ow = self.place_of(number)
         top, left = oh - at["ph"], ow - at["pw"]
         corner = f.gep(self.x, image * at["xn"] + top * at["xh"] + left * at["xw"], self.image)
         inside = [f.cmp("ult", left + c, at["w"]) for c in range(edge)]
@@ -318,9 +334,8 @@ class Squares:
                 code = f.load("ptr", f.gep(codes, number, "ptr"))
                 f.call_pointer(code, "void", [f.gep(a, first * at["v_pitch"], self.inner), b, self.control])
 
-    def transform_output(self, number: Val, square: Val, channel: Val) -> None:
+    def transform_output(self, channel: Val, square: Val, image: Val, oh: Val, ow: Val) -> None:
         f, at, m, edge = self.f, self.at, self.m, self.edge
-        image, oh, ow = self.place_of(number)
         rows, columns = f.min_(at["oh"] - oh, m), f.min_(at["ow"] - ow, m)
         whole = f.and_(f.cmp("eq", rows, m), f.cmp("eq", columns, m))
         place = image * at["yn"] + oh * at["yh"] + ow * at["yw"] + channel
@@ -328,6 +343,7 @@ class Squares:
         pixel = oh * at["ow"] + ow
         source = f.gep(self.products, square * at["panel_columns"], self.sums)
         corner = self.code.rows(image, pixel)
+        narrows = self.out_bytes < self.sums_bytes  # a mask makes storing narrowed elements many times slower
 
         def body(piece: Lanes) -> None:
             kind = vector(self.sums, piece.count)
@@ -339,7 +355,7 @@ class Squares:
             found = self.returned(lines)
             values = {(y, x): found[y][x] for y in range(m) for x in range(m)}
             here = f.gep(target, piece.channel, self.out_element)
-            if self.tail.is_cheap:
+            if self.tail.is_cheap and not (narrows and piece.mask is not None):
                 with f.if_else(whole) as otherwise:
                     fixed = self.code.fixed(corner, channel + piece.channel, piece)
                     for (y, x), value in values.items():
@@ -350,7 +366,7 @@ class Squares:
                 self.some(values, rows, columns, here, corner, channel, piece)
 
         left = f.min_(at["cout"] - channel, at["panel_columns"])
-        channel_pieces(f, self.isa, self.sums_bytes, f.i64(0), left, body)
+        channel_pieces(f, self.isa, self.sums_bytes, f.i64(0), left, body, apart=narrows)
 
     def some(
         self,

@@ -1,4 +1,4 @@
-"""Products and convolutions of codes of 8 and 16 bits with exact int32 sums."""
+"""Products and convolutions of codes of 8 and 16 bits with int32 sums, exact unless squares of outputs are made."""
 
 from ranvier.codegen.llvm.integer.convolution import (
     dot_of_filters,
@@ -14,6 +14,7 @@ from ranvier.codegen.llvm.integer.lstm import Recurrent, quantized_lstm
 from ranvier.codegen.llvm.integer.matmul import integer_matmul
 from ranvier.codegen.llvm.integer.pack import PackedCodes, moved_right, pack_at_run, pack_codes, pack_words
 from ranvier.codegen.llvm.integer.padded import begins_lines, reads_padded
+from ranvier.codegen.llvm.integer.squares import PackedSquares, pack_squares, squares_conv, suits_squares
 from ranvier.codegen.llvm.integer.sums import column_sums
 from ranvier.codegen.llvm.integer.table import table_lookup
 from ranvier.codegen.llvm.integer.words import (
@@ -27,6 +28,7 @@ from ranvier.codegen.llvm.integer.words import (
 
 __all__ = [
     "PackedCodes",
+    "PackedSquares",
     "Recurrent",
     "begins_lines",
     "column_sums",
@@ -44,11 +46,14 @@ __all__ = [
     "pack_codes",
     "pack_depthwise",
     "pack_filters",
+    "pack_squares",
     "pack_word_filters",
     "pack_words",
     "pixels_hint",
     "quantized_lstm",
     "reads_padded",
+    "squares_conv",
+    "suits_squares",
     "suits_words",
     "sums_fit",
     "table_lookup",

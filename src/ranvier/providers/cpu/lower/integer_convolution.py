@@ -36,8 +36,11 @@ from ranvier.codegen.llvm.integer import (
     pack_at_run,
     pack_depthwise,
     pack_filters,
+    pack_squares,
     pixels_hint,
     reads_padded,
+    squares_conv,
+    suits_squares,
     takes_triples,
 )
 from ranvier.codegen.loops.ir import Epilogue, Expr, Index, Map, Reduce, Result, Size
@@ -276,6 +279,11 @@ class Convolution:
             key = ("depthwise codes", Same(filters.storage.array), filters.offset, *packed_for)
             kept = r.packs.get(key, lambda: _Kept(pack_depthwise(_array(filters), centre, isa, shape)))
             return integer_depthwise(image, zero, kept.storage, target, shape, isa, **how)
+        if self._mixes_neighbours(r, target):
+            known_by = ("code squares", image.dtype, Same(filters.storage.array), filters.offset)
+            squares = r.packs.get(known_by, lambda: pack_squares(_array(filters), image.dtype, isa, shape))
+            if squares.storage is not None:
+                return squares_conv(image, zero, squares, target, shape, isa, **how)
         before: list[Launch] = []
         if self._thin(image):
             image, before = _interleaved(image, r)
@@ -296,6 +304,11 @@ class Convolution:
         if self.pointwise and pixels_even(image, shape.size) and not rows_apart:
             return [*before, *self._product(image, packed, target, r, how)]
         return [*before, *integer_conv(image, zero, packed, target, shape, isa, **how)]
+
+    def _mixes_neighbours(self, r: Realiser, target: View) -> bool:
+        """Whether outputs may be worked out some at a time: not where sums are the result, which are exact."""
+        free = r.target.winograd and self.weights is not None and target.dtype is not INT
+        return free and suits_squares(self.shape, r.isa)
 
     def _thin(self, image: View) -> bool:
         """Few channels that lie in planes: cheaper put side by side four at a time than one after the other."""
