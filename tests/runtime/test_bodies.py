@@ -182,3 +182,58 @@ def test_nodes_of_bodies_count_as_run(secure: bool) -> None:
 
     with rv.load(parsed(TWICE), providers=["cpu", "reference"], memory=rv.MemoryConfig(secure=secure)) as session:
         assert counted(6) - counted(4) == counted(4) - counted(2) >= 2 * 2  # MatMul and Add, of two steps
+
+
+EITHER = """
+either (bool c, int64[A] x, int64[B] z) => (int64[N] y)
+{
+  y = If (c) <
+    then_branch = t () => (int64[N] a) { a = Concat <axis = 0> (x, z) },
+    else_branch = e () => (int64[N] b) { b = Neg (z) }
+  >
+}
+"""
+
+
+def either(kind: str, condition: bool = True) -> dict[str, Any]:
+    return {"c": np.array(condition), "x": np.arange(3).astype(kind), "z": np.arange(2).astype(kind)}
+
+
+def test_element_types_that_are_equal_and_not_the_same_object_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert np.dtype("longlong") == np.dtype("int64") and np.dtype("longlong") is not np.dtype("int64")
+    made: list[int] = []
+    real = Body._made
+    monkeypatch.setattr(Body, "_made", lambda self, values: made.append(1) or real(self, values))
+    with rv.load(parsed(EITHER), providers=["cpu", "reference"]) as session:
+        for kind in ("int64", "longlong") * 4:
+            np.testing.assert_array_equal(session.run(either(kind))["y"], [0, 1, 2, 0, 1])
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_branch_gives_the_same_whatever_way_it_takes(condition: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, by its steps, without a plan, and while somebody watches or counts."""
+    feeds = either("int64", condition)
+    expected = [0, 1, 2, 0, 1] if condition else [0, -1]
+    with rv.load(parsed(EITHER), providers=["cpu", "reference"]) as session:
+        for _ in range(3):
+            np.testing.assert_array_equal(session.run(feeds)["y"], expected)
+        np.testing.assert_array_equal(session.run(feeds, options=rv.RunOptions(timeout=60.0))["y"], expected)
+        with session.profile() as profile:
+            np.testing.assert_array_equal(session.run(feeds)["y"], expected)
+        assert {event.op for event in profile.events} == {"run", "If", "Concat" if condition else "Neg"}
+        with monkeypatch.context() as patch:
+            patch.setattr(_BodyPlan, "run_directly", lambda *given: None)
+            np.testing.assert_array_equal(session.run(feeds)["y"], expected)
+            patch.setattr(Body, "_plan", lambda *given: None)
+            np.testing.assert_array_equal(session.run(feeds)["y"], expected)
+
+
+@pytest.mark.parametrize("condition", [np.array([True, False]), np.zeros(0, bool)])
+def test_a_condition_is_one_element(condition: np.ndarray) -> None:
+    text = EITHER.replace("bool c", "bool[K] c")
+    with (
+        rv.load(parsed(text), providers=["cpu", "reference"]) as session,
+        pytest.raises(rv.errors.ShapeMismatch, match="must hold one element"),
+    ):
+        session.run({**either("int64"), "c": condition})

@@ -6,7 +6,6 @@ a declaration and a body.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -107,7 +106,6 @@ class ReferenceKernel:
         self._checked = False
         self._elementwise = "elementwise" in self.definition.traits
         self._calls, self._seconds = 0, 0.0
-        self._lock = threading.Lock()
 
     def bodies(self) -> Sequence[BodyRunner]:
         return tuple(self._bodies.values())
@@ -136,9 +134,8 @@ class ReferenceKernel:
         self._count(time.perf_counter() - started)
 
     def _count(self, seconds: float) -> None:
-        with self._lock:
-            self._calls += 1
-            self._seconds += seconds
+        self._calls += 1  # without a lock: the interpreter does not change threads within either of these
+        self._seconds += seconds
 
     @property
     def source(self) -> str:
@@ -167,8 +164,7 @@ class ReferenceKernel:
         return MemoryUsage()
 
     def stats(self) -> KernelStats:
-        with self._lock:
-            return KernelStats(self._calls, self._seconds)
+        return KernelStats(self._calls, self._seconds)
 
 
 class BranchKernel(ReferenceKernel):
@@ -188,16 +184,16 @@ class BranchKernel(ReferenceKernel):
         self, inputs: Sequence[Any], outputs: list[Any], workspace: Array | None, dims: Mapping[str, int]
     ) -> None:
         started = time.perf_counter()
-        operands = [None if k is None else inputs[k] for k in self._operands]
-        condition = operands[0]
+        condition = inputs[self.condition]
         if not isinstance(condition, np.ndarray) or condition.size != 1:
             super().__call__(inputs, outputs, workspace, dims)  # and say what is wrong
             return
-        branch = self._attrs["then_branch" if condition.item() else "else_branch"]
-        results = self._bodies[id(branch)]([], {value: inputs[k] for value, k in self._captures})
+        body = self._branches[bool(condition.item())]
+        results = body((), {value: inputs[k] for value, k in self._captures})
         for k, position in enumerate(self._positions):
-            check_result(results[position], "If")
-            _hand_out(results[position], outputs, k, operands)
+            result = results[position]
+            check_result(result, "If")
+            _hand_out(result, outputs, k, inputs)  # a body may give what it captured
         self._count(time.perf_counter() - started)
 
 
@@ -229,8 +225,11 @@ def _hand_out(result: Any, outputs: list[Any], k: int, operands: Sequence[Any]) 
 def _owned(result: Any, operands: Sequence[Any]) -> Any:
     """The result with memory of its own: a body may return an operand or a view of one, whose buffer will be reused."""
     if isinstance(result, np.ndarray):
-        if result.base is not None or any(result is x for x in operands):
+        if result.base is not None:
             return result.copy()
+        for x in operands:
+            if x is result:
+                return result.copy()
         return result
     if isinstance(result, list):
         return [_owned(item, operands) for item in result]

@@ -23,6 +23,7 @@ from ranvier.runtime.plan import Plan
 from ranvier.runtime.program import Buffers, Program, static_bytes
 
 Array = np.ndarray[Any, Any]
+_Types = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 _UNPLANNED: Buffers = {}
 _KEEP = 16  # sets of shapes; a loop whose shapes grow goes on without plans
 _MISSES = 4  # sets of shapes in a row that came once only: more are not worth a plan
@@ -41,7 +42,7 @@ class Body:
         self._slots = (*program.input_slots, *(program.slots[v] for v in self.captures))
         self._lock = threading.Lock()
         self._plans: OrderedDict[Any, _BodyPlan | None] = OrderedDict()
-        self._newest: tuple[Any, _BodyPlan | None] = (None, None)
+        self._newest: tuple[_Types | None, _BodyPlan | None] = (None, None)
         self._misses = 0
 
     def __call__(self, inputs: Sequence[Any], captured: Mapping[Value, Any]) -> list[Any]:
@@ -57,6 +58,8 @@ class Body:
             plan = self._plan(values)
             if plan is not None:
                 if profiler is None and (made := plan.run_directly(values)) is not None:
+                    if plan.in_order:
+                        return made
                     return [made[k] if k >= 0 else values[~k] for k in plan.results]
                 return plan.run_steps(values, self._slots, control or RunControl(None, self._config.limits), profiler)
         env = list(program.template)
@@ -74,24 +77,27 @@ class Body:
 
     def _plan(self, values: Sequence[Any]) -> _BodyPlan | None:
         """The plan for these types, or None where they are not tensors or change too often."""
+        types, plan = self._newest
         try:
-            key = [(x.dtype, x.shape) for x in values]
+            if types is not None:
+                for x, (dtype, shape) in zip(values, types):
+                    if x.dtype is not dtype or x.shape != shape:
+                        break  # or they are equal, and found below
+                else:
+                    self._misses = 0
+                    return plan
+            key = tuple([(x.dtype, x.shape) for x in values])
         except AttributeError:
             return None
-        known, plan = self._newest
-        if key == known:
-            self._misses = 0
-            return plan
-        whole = tuple(key)
         with self._lock:
-            if whole in self._plans:
-                plan = self._plans[whole]
+            if key in self._plans:
+                plan = self._plans[key]
                 self._misses = 0
             elif self._misses > _MISSES:
                 return None
             else:
                 plan = self._made(values)
-                self._plans[whole] = plan
+                self._plans[key] = plan
                 self._misses += 1
                 while len(self._plans) > _KEEP:
                     self._plans.popitem(last=False)
@@ -121,6 +127,7 @@ class _BodyPlan(Plan):
     def __init__(self, program: Program, *given: Any) -> None:
         self.results: list[int] = []  # of the body, from a direct run: what that made, or ~k for value k
         super().__init__(program, *given)
+        self.in_order = self.results == list(range(len(self._fresh)))  # results are just what a direct run makes
 
     def _direct_call(self) -> Direct | None:
         """Also where captures are operands, and results are operands or come twice."""
@@ -138,7 +145,7 @@ class _BodyPlan(Plan):
 
     def entry(self, inputs: Sequence[Tensor], names: Sequence[str]) -> Entry | None:
         """Where results are what the body makes, in its order."""
-        if self._direct is not None and self.results != list(range(len(self._fresh))):
+        if self._direct is not None and not self.in_order:
             return None
         return super().entry(inputs, names)
 

@@ -142,7 +142,7 @@ def _truth(cond: Any, name: str) -> bool:
     condition = np.asarray(cond)
     if condition.size != 1:
         raise ShapeMismatch(f"{name}: the condition must hold one element, got shape {list(condition.shape)}")
-    return bool(condition.reshape(()))
+    return bool(condition.item())
 
 
 def _stack(items: list[Array], axis: int, declared: Type | None, name: str) -> Array:
