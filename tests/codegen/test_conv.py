@@ -16,6 +16,7 @@ from ranvier.codegen.llvm.conv import (
     conv,
     conv_dynamic,
     pack_weights,
+    packing,
     takes_any_layout,
 )
 from ranvier.codegen.llvm.isa import Isa, named
@@ -466,6 +467,14 @@ def test_epilogue(isa: Isa, case: Case, name: str) -> None:
     launches = conv(x_view, pack_weights(w, isa, shape), out, shape, isa, epilogue=epilogue, threads=2)
     execute(launches, isa, {x_view.storage: x_data, out.storage: out_data}, split=2)
     compare(target, want, shape.depth * shape.taps, acc)
+
+
+def test_a_product_where_dots_are_short() -> None:
+    """Few columns are no reason for dot products where summing up their lanes takes longer than idle ones."""
+    isa = named("avx512", "x86_64")
+    kinds = [packing(ConvShape.conv((1, c, 9, 9), (o, c, 1, 1)), isa) for c, o in ((24, 4), (24, 2), (256, 4), (64, 1))]
+    assert kinds == ["gemm", "gemm", "narrow", "narrow"]
+    assert packing(ConvShape.conv((1, 24, 9, 9), (2, 24, 3, 3)), isa) == "narrow"
 
 
 def test_keys_hold_no_sizes() -> None:

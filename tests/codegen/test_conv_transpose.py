@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranvier.codegen.llvm.conv import conv_transpose, conv_transpose_dynamic, pack_transposed
+from ranvier.codegen.llvm.conv import conv_transpose, conv_transpose_dynamic, pack_transposed, plan
 from ranvier.codegen.llvm.isa import Isa
-from ranvier.codegen.loops.ir import Epilogue
+from ranvier.codegen.loops.ir import Epilogue, Expr, Load
+from ranvier.dtypes import DType
 from tests.codegen import harness
 from tests.codegen.test_conv import (
+    BIASED,
     EPILOGUES,
     ISA_IDS,
     Case,
@@ -21,6 +23,7 @@ from tests.codegen.test_conv import (
     evaluated,
     execute,
     names,
+    op,
     operands_for,
 )
 
@@ -97,3 +100,66 @@ def test_transposed(isa: Isa, case: Case, dynamic: bool) -> None:
         launches = conv_transpose(x_view, packed, out, shape, isa, epilogue=epilogue, threads=2)
     execute(launches, isa, memory, split=2)
     compare(target, want)
+
+
+MASKS = [
+    Case((1, 24, 9, 9), 1, (2, 2), strides=(2, 2)),
+    Case((2, 33, 7, 3), 1, (2, 2), strides=(2, 2)),  # tiles of many lines
+    Case((1, 16, 2, 90), 1, (2, 2), strides=(2, 2)),  # and of parts of one
+    Case((2, 20, 5, 6), 1, (1, 2), strides=(1, 2)),
+    Case((1, 20, 5, 6), 1, (3, 4), strides=(3, 4)),
+    Case((1, 17, 3, 4, 5), 1, (2, 1, 2), strides=(2, 1, 2)),
+    Case((1, 19, 11), 1, (4,), strides=(4,)),
+]
+STILL: dict[str, tuple[Expr, list[int]]] = {
+    "silu": (EPILOGUES["silu"], [0]),
+    "a number for each image": (op("mul", BIASED, Load(1, DType.float32)), [0, 2]),
+}
+
+
+@pytest.fixture
+def elements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many elements of a line rows were found to give."""
+    found: list[int] = []
+    before = plan.taps_abreast
+
+    def noted(*given: Any) -> int:
+        found.append(before(*given))
+        return found[-1]
+
+    monkeypatch.setattr(plan, "taps_abreast", noted)
+    return found
+
+
+def finished(case: Case, isa: Isa, name: str) -> None:
+    """Compare what becomes of the sums."""
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal(case.x).astype(np.float32)
+    w = case.weights(rng, np.float32, transposed=True)
+    shape = case.shape_transposed(w)
+    acc = reference_transposed(case, x, w)
+    every, numbers = operands_for(acc.shape, rng)
+    expr, used = STILL[name]
+    want = evaluated(expr, acc, [numbers[k] for k in used])
+    source, target = channels_last(x), channels_last(np.full(want.shape, np.nan, np.float32))
+    (x_view, x_data), (out, out_data) = bound(source, "input"), bound(target, "output")
+    epilogue = Epilogue(expr, tuple(every[k] for k in used))
+    launches = conv_transpose(x_view, pack_transposed(w, isa, shape), out, shape, isa, epilogue=epilogue, threads=2)
+    execute(launches, isa, {x_view.storage: x_data, out.storage: out_data}, split=2)
+    compare(target, want)
+
+
+@pytest.mark.parametrize("name", STILL)
+@pytest.mark.parametrize("case", MASKS, ids=names(MASKS))
+def test_one_channel_along_lines(isa: Isa, case: Case, name: str, elements: list[int]) -> None:
+    finished(case, isa, name)
+    if isa.lanes(4) == 16:
+        assert elements == [case.kernel[-1]]  # and nothing by dot products, which are never asked
+
+
+def test_lines_that_are_not_along_vectors(elements: list[int]) -> None:
+    """Several channels, and lines of three taps: piece by piece."""
+    isa = harness.ISAS[0]
+    for case in (Case((1, 24, 5, 6), 2, (2, 2), strides=(2, 2)), Case((1, 16, 5, 6), 1, (1, 3), strides=(1, 3))):
+        finished(case, isa, "silu")
+    assert not any(elements)

@@ -17,6 +17,7 @@ from typing import Literal
 
 from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.conv.epilogues import Fields, Lanes, Tail, TailCode, channel_pieces
+from ranvier.codegen.llvm.conv.taps_abreast import finish_abreast
 from ranvier.codegen.llvm.elements import memory_type, register_type
 from ranvier.codegen.llvm.gemm.micro import SLOTS, Slot, write_slot
 from ranvier.codegen.llvm.isa import Isa
@@ -55,11 +56,12 @@ class Code:
     uniform: bool  # output pixels lie evenly apart across the ends of rows too, and are numbered in order
     tail: Tail
     shuffled: bool = False  # columns are pixels too
+    abreast: int = 0  # so many of them lie in a line with those of the next row
     halves: bool = False  # pixels and weights are float16, and half as wide as the sums
 
     @property
     def key(self) -> tuple[object, ...]:
-        tail = () if self.finish == "micro" else (self.uniform, self.shuffled, self.tail.key)
+        tail = () if self.finish == "micro" else (self.uniform, self.shuffled, self.abreast, self.tail.key)
         return self.dtype.name, self.out_dtype.name, self.finish, tail, self.halves
 
 
@@ -270,16 +272,19 @@ class Driver:
         """The epilogue of a tile's rows."""
         f = self.f
         self.prepare_tail()
+        if self.code.abreast:
+            finish_abreast(self, image, columns, count, pixel, line)
+            return
+        if self.code.shuffled:
+            self.finish_shuffled(image, column, columns, count, pixel, line)
+            return
         with f.loop(0, count) as r:
             offset, number = self.output_pixel(pixel + r)
-            held = f.gep(self.held, line * r)
-            if self.code.shuffled:
-                self.finish_shuffled(image, number, offset, column, columns, held)
-            else:
-                self.finish(image, number, channel, held, f.gep(target, offset, self.out_element), columns)
+            place = f.gep(target, offset, self.out_element)
+            self.finish(image, number, channel, f.gep(self.held, line * r), place, columns)
 
-    def finish_shuffled(self, image: Val, number: Val, offset: Val, column: Val, columns: Val, held: Val) -> None:
-        """A row whose columns belong to several pixels: pixel after pixel."""
+    def finish_shuffled(self, image: Val, column: Val, columns: Val, count: Val, pixel: Val, line: Val) -> None:
+        """Rows whose columns belong to several pixels: where those lie is worked out once for all rows."""
         f, at = self.f, self.at
         channels = at["fc"]
         with f.loop(f.div(column, channels), f.div(column + columns - 1, channels) + 1) as tap:
@@ -287,8 +292,12 @@ class Driver:
             wide = f.min_((tap + 1) * channels - column, columns) - first
             start = column + first - tap * channels
             beyond, further = self.tap_pixel(tap)
-            place = f.gep(self.y, image * at["yn"] + offset + beyond + start, self.out_element)
-            self.finish(image, number + further, start, f.gep(held, first, self.element), place, wide)
+            target = f.gep(self.y, image * at["yn"] + beyond + start, self.out_element)
+            held = f.gep(self.held, first, self.element)
+            with f.loop(0, count) as r:
+                offset, number = self.output_pixel(pixel + r)
+                place = f.gep(target, offset, self.out_element)
+                self.finish(image, number + further, start, f.gep(held, line * r), place, wide)
 
     def finish(self, image: Val, number: Val, channel: Val, held: Val, place: Val, columns: Val) -> None:
         """The epilogue of one row, from the scratch tile to the output."""

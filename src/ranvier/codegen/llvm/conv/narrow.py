@@ -22,12 +22,22 @@ from ranvier.codegen.loops.ir import Epilogue
 from ranvier.dtypes import DType
 
 _AT_ONCE = 8  # pixels whose pointers and sums fit the registers
+_PRODUCT = 3.5, 0.8  # cycles of a pixel in a matrix product of a single vector of columns, and of every input channel
+_MEASURED = 8  # lanes from which on these hold
 
 
 def is_narrow(shape: ConvShape, isa: Isa, item: int) -> bool:
     """Whether dot products beat a matrix product: few columns, and runs of at least a vector."""
     lanes = isa.lanes(item)
-    return shape.group == 1 and shape.cout * 4 <= lanes and shape.depth >= lanes
+    if shape.group > 1 or shape.cout * 4 > lanes or shape.depth < lanes:
+        return False
+    plain = shape.taps == 1 and shape.strides == (1, 1, 1) and shape.size == shape.out
+    return not plain or lanes < _MEASURED or _dots(shape, lanes) < _PRODUCT[0] + _PRODUCT[1] * shape.depth
+
+
+def _dots(shape: ConvShape, lanes: int) -> float:
+    """Cycles a pixel: its pointer, then of every output some for the sum of all lanes, and those of the vectors."""
+    return 9.0 + shape.cout * (8.0 + 2.0 * -(-shape.depth // lanes))
 
 
 def pack(w: np.ndarray[Any, Any], isa: Isa, shape: ConvShape, dtype: DType) -> Packed:

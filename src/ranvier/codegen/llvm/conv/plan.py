@@ -23,6 +23,7 @@ from ranvier.codegen.llvm.conv.shape import (
     packed_constant,
     sums_of,
 )
+from ranvier.codegen.llvm.conv.taps_abreast import taps_abreast
 from ranvier.codegen.llvm.elements import register_type
 from ranvier.codegen.llvm.gemm.epilogue import Simple, place_of, simple_form
 from ranvier.codegen.llvm.gemm.halves import PANEL, HalfMicro
@@ -234,7 +235,9 @@ def gemm_launch(
         finish = "micro" if isa.masks or shape.width % cut.lanes == 0 else "last"
     known = known or Simple()
     tail = Tail.of(epilogue, sums)
-    code = Code(sums, out.dtype, finish, uniform, tail, shuffle is not None, sums is not x.dtype)
+    place = Pixels.of(out)
+    abreast = 0 if rows.dots else taps_abreast(shuffle, place, tail, cut.lanes, cut.count)
+    code = Code(sums, out.dtype, finish, uniform, tail, shuffle is not None, abreast, sums is not x.dtype)
     driver, blocks = rows.driver, rows.blocks
     extra = rows.structure
 
@@ -243,7 +246,6 @@ def gemm_launch(
 
     spec = KernelSpec(f"conv {driver.__name__} {x.dtype}", ("conv", 1, driver.__name__, extra, code.key), emit)
     residual = known.residual
-    place = Pixels.of(out)
     numbers: dict[str, int] = {
         "pixel_blocks": blocks.count,
         "column_blocks": blocks.columns,
