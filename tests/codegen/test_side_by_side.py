@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ranvier as rv
-from ranvier.codegen.llvm.conv import ConvShape, joined_epilogue, joined_output, joined_weights, pixels_together
+from ranvier.codegen.llvm.conv import ConvShape, joined, joined_weights, pixels_together
 from ranvier.codegen.llvm.isa import named
 from ranvier.codegen.loops.ir import Epilogue, Index, Load, Op, Operand, Result
 from ranvier.codegen.storage import View
@@ -114,13 +114,17 @@ def test_weights_move_on_by_a_stride() -> None:
 
 def test_memory_that_cannot_be_seen_so() -> None:
     dense = View.temporary(F32, (1, 4, 3, 6), (0, 2, 3, 1))
-    joined = joined_output(dense, 3)
-    assert joined is not None and joined.shape == (1, 12, 3, 2) and joined.strides == (72, 1, 24, 12)
-    assert joined_output(View.temporary(F32, (1, 4, 3, 6)), 3) is None
+    shape = ConvShape.conv((1, 4, 3, 6), (4, 4, 1, 1))
+    found = joined(shape, dense, None, 3)
+    assert found is not None
+    wide, out, _ = found
+    assert out.shape == (1, 12, 3, 2) and out.strides == (72, 1, 24, 12)
+    assert (wide.cout, wide.out, wide.kernel, wide.strides) == (12, (1, 3, 2), (1, 1, 3), (1, 1, 3))
+    assert joined(shape, dense, None, 1) is None
+    assert joined(shape, View.temporary(F32, (1, 4, 3, 6)), None, 3) is None
     part = View(dense.storage, F32, (1, 2, 3, 6), dense.strides)
-    assert joined_output(part, 3) is None
+    assert joined(shape, part, None, 3) is None
     uses_position = Epilogue(Op("add", (Result(0, F32), Op("cast", (Index(2),), F32)), F32))
     of_image = Operand(View.temporary(F32, (4,)), (0, 0, 1))  # not constant: it cannot be repeated
     for epilogue in (uses_position, Epilogue(Op("add", (Result(0, F32), Load(0, F32)), F32), (of_image,))):
-        with pytest.raises(ValueError):
-            joined_epilogue(epilogue, 4, 3)
+        assert joined(shape, dense, epilogue, 3) is None

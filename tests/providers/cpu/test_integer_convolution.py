@@ -12,7 +12,7 @@ from onnx import helper
 
 import ranvier as rv
 from ranvier.codegen.llvm import isa
-from ranvier.codegen.llvm.conv import ConvShape
+from ranvier.codegen.llvm.conv import ConvShape, pixels_in_vectors
 from ranvier.codegen.llvm.integer import suits_squares
 from tests.providers.cpu.compare import Array, agree, check, one_node
 
@@ -27,6 +27,10 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 6, 8, 8), (12, 1, 3, 3), {"group": 6, "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
     ((1, 5, 17), (6, 5, 4), {"pads": [2, 1]}),
     ((1, 3, 4, 5, 6), (4, 3, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1]}),
+    # few outputs: neighbouring pixels are taken as one
+    ((2, 8, 7, 20), (3, 8, 5, 9), {"pads": [2, 4, 2, 4]}),
+    ((1, 5, 9, 24), (2, 5, 3, 5), {"pads": [1, 2, 1, 2], "strides": [1, 2]}),
+    ((1, 1, 96), (1, 1, 33), {"pads": [16, 16]}),
 ]
 
 
@@ -85,6 +89,14 @@ def test_channels_last() -> None:
     given = [x, scale(), codes(np.uint8), w, scale(10), np.zeros(10, np.int8), scale() * 100, codes(np.uint8)]
     attrs = {"channels_last": 1, "pads": [1, 1, 1, 1]}
     check("QLinearConv", given, attrs, domain="com.microsoft", constant=range(1, 8))
+
+
+def test_pixels_that_are_taken_as_one() -> None:
+    """They are where few outputs would leave most of a vector empty."""
+    wide = isa.named("avx512", "x86_64")
+    for size, filters, attrs in CASES[-3:]:
+        assert pixels_in_vectors(ConvShape.conv(size, filters, **attrs), wide) > 1
+    assert pixels_in_vectors(ConvShape.conv((1, 8, 7, 20), (16, 8, 5, 9)), wide) == 1
 
 
 def test_squares_of_outputs() -> None:

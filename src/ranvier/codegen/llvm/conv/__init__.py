@@ -30,10 +30,9 @@ from ranvier.codegen.llvm.conv.front import (
 )
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed
 from ranvier.codegen.llvm.conv.side_by_side import (
-    joined_epilogue,
-    joined_output,
-    joined_shape,
+    joined,
     joined_weights,
+    pixels_in_vectors,
     pixels_together,
 )
 
@@ -75,14 +74,13 @@ __all__ = [
     "conv_transpose",
     "conv_transpose_dynamic",
     "has_few_outputs",
-    "joined_epilogue",
-    "joined_output",
-    "joined_shape",
+    "joined",
     "joined_weights",
     "pack_transposed",
     "pack_weights",
     "packing",
     "panel_width",
+    "pixels_in_vectors",
     "pixels_together",
     "takes_any_layout",
     "takes_bfloat",

@@ -24,9 +24,14 @@ _MOST = 16  # pixels
 
 
 def pixels_together(shape: ConvShape, isa: Isa) -> int:
-    """How many pixels to take as one; 1 where that is not worth it."""
+    """How many pixels of floats to take as one; 1 where that is not worth it."""
+    return 1 if shape.is_empty or is_narrow(shape, isa, 4) else pixels_in_vectors(shape, isa)
+
+
+def pixels_in_vectors(shape: ConvShape, isa: Isa) -> int:
+    """The same of a product whose sums have 32 bits, and which has no other way for few columns."""
     lanes = isa.lanes(4)
-    if shape.group > 1 or shape.cout >= lanes or shape.dilations[2] != 1 or shape.is_empty or is_narrow(shape, isa, 4):
+    if shape.group > 1 or shape.cout >= lanes or shape.dilations[2] != 1 or shape.is_empty:
         return 1
     kernel, stride, width = shape.kernel[2], shape.strides[2], shape.out[2]
     plain = shape.cout / lanes
@@ -53,10 +58,24 @@ def joined_shape(shape: ConvShape, p: int) -> ConvShape:
     )
 
 
-def joined_weights(w: Array, shape: ConvShape, p: int) -> Array:
-    """[cout, cin, *kernel] for the joined shape: one copy per pixel, each a stride further on."""
+def joined(
+    shape: ConvShape, out: View, epilogue: Epilogue | None, p: int
+) -> tuple[ConvShape, View, Epilogue | None] | None:
+    """The convolution with ``p`` pixels taken as one, None where ``out`` or the epilogue's operands lie otherwise."""
+    target = joined_output(out, p) if p > 1 else None
+    if target is None:
+        return None
+    try:
+        return joined_shape(shape, p), target, joined_epilogue(epilogue, shape.cout, p)
+    except ValueError:
+        return None
+
+
+def joined_weights(w: Array, shape: ConvShape, p: int, nothing: int = 0) -> Array:
+    """[cout, cin, *kernel] for the joined shape: one copy per pixel, each a stride further on, among what is multiplied
+    as zeros."""
     kernel, stride = shape.kernel[2], shape.strides[2]
-    made = np.zeros((p * w.shape[0], *w.shape[1:-1], kernel + (p - 1) * stride), w.dtype)
+    made = np.full((p * w.shape[0], *w.shape[1:-1], kernel + (p - 1) * stride), nothing, w.dtype)
     for j in range(p):
         made[j * w.shape[0] : (j + 1) * w.shape[0], ..., j * stride : j * stride + kernel] = w
     return made

@@ -19,7 +19,7 @@ from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES, Check
 from ranvier.codegen.launch import Launch
 from ranvier.codegen.llvm import nests
-from ranvier.codegen.llvm.conv import ConvShape
+from ranvier.codegen.llvm.conv import ConvShape, joined, joined_weights, pixels_in_vectors
 from ranvier.codegen.llvm.conv.plan import pixels_even
 from ranvier.codegen.llvm.conv.shape import Pixels
 from ranvier.codegen.llvm.integer import (
@@ -43,6 +43,8 @@ from ranvier.codegen.llvm.integer import (
     suits_squares,
     takes_triples,
 )
+from ranvier.codegen.llvm.integer.dots import TILES
+from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Expr, Index, Map, Reduce, Result, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType, of
@@ -284,6 +286,7 @@ class Convolution:
             squares = r.packs.get(known_by, lambda: pack_squares(_array(filters), image.dtype, isa, shape))
             if squares.storage is not None:
                 return squares_conv(image, zero, squares, target, shape, isa, **how)
+        shape, target, how["epilogue"], p = self._side_by_side(isa, target, epilogue)
         before: list[Launch] = []
         if self._thin(image):
             image, before = _interleaved(image, r)
@@ -294,9 +297,9 @@ class Convolution:
         if self.weights is not None:
             rows = pixels_hint(shape)
             dot = dot_of_filters(isa, shape)
-            kind = (shape.group, shape.depth, rows, dot, begins_lines(shape, dot, isa))
+            kind = (shape.group, shape.depth, rows, dot, begins_lines(shape, dot, isa), p, self.shape.strides)
             place = ("filter codes", Same(filters.storage.array), filters.offset, *kind)
-            packed = r.packs.get(place, lambda: pack_filters(_padded(_array(filters), shape.depth), isa, shape))
+            packed = r.packs.get(place, lambda: pack_filters(self._moved(_array(filters), shape.depth, p), isa, shape))
         else:
             packed, packing = pack_at_run(filters, shape.pixels, image.dtype, isa, r.threads)
             before += packing
@@ -309,6 +312,21 @@ class Convolution:
         """Whether outputs may be worked out some at a time: not where sums are the result, which are exact."""
         free = r.target.winograd and self.weights is not None and target.dtype is not INT
         return free and suits_squares(self.shape, r.isa)
+
+    def _side_by_side(
+        self, isa: Isa, target: View, epilogue: Epilogue | None
+    ) -> tuple[ConvShape, View, Epilogue | None, int]:
+        """Neighbouring pixels taken as one, as many as are returned last, where that fills vectors of outputs."""
+        p = pixels_in_vectors(self.shape, isa) if self.weights is not None else 1
+        found = joined(self.shape, target, epilogue, p)
+        if found is None or dot_of_filters(isa, found[0]) is TILES:
+            return self.shape, target, epilogue, 1
+        return *found, p
+
+    def _moved(self, filters: Array, depth: int, p: int) -> Array:
+        """Filters for so many channels and pixels taken as one."""
+        padded = _padded(filters, depth)
+        return padded if p == 1 else joined_weights(padded, self.shape, p, -moved_right(of(filters)))
 
     def _thin(self, image: View) -> bool:
         """Few channels that lie in planes: cheaper put side by side four at a time than one after the other."""

@@ -190,14 +190,10 @@ def _side_by_side(
 ) -> Sequence[Launch] | None:
     """The launches with neighbouring pixels taken as one, where that is quicker and everything lies as it needs."""
     p = kernels.pixels_together(shape, r.isa)
-    out = kernels.joined_output(target, p) if p > 1 else None
-    if out is None:
+    found = kernels.joined(shape, target, epilogue, p)
+    if found is None:
         return None
-    try:
-        after = kernels.joined_epilogue(epilogue, shape.cout, p)
-    except ValueError:
-        return None
-    wide = kernels.joined_shape(shape, p)
+    wide, out, after = found
     if not kernels.takes_any_layout(wide):
         image = r.ordered(image, channels_last(image.rank))
     kind = kernels.packing(wide, r.isa, winograd=False)
