@@ -190,14 +190,15 @@ class _Convolution(Convolution):
 
     def _launches(self, r: Realiser, views: list[View], target: View, epilogue: Epilogue | None) -> Sequence[Launch]:
         image, filters, zero = views
-        shape = self.shape
-        place = ("word filters", Same(filters.storage.array), filters.offset, shape.kernel, shape.dilations)
-        packed = r.packs.get(place, lambda: _packed(filters, r, shape))
+        shape, target, epilogue, p = self._side_by_side(r.isa, target, epilogue)
+        kind = (p, self.shape.strides, shape.kernel, shape.dilations)
+        place = ("word filters", Same(filters.storage.array), filters.offset, *kind)
+        packed = r.packs.get(place, lambda: self._packed(filters, r, shape, p))
         return word_conv(image, zero, packed, target, shape, r.isa, epilogue=epilogue, threads=r.threads)
+
+    def _packed(self, filters: View, r: Realiser, shape: ConvShape, p: int) -> PackedCodes:
+        array = np.ascontiguousarray(content(filters))
+        return pack_word_filters(self._moved(array, shape.depth, p), r.isa, shape)
 
     def _thin(self, image: View) -> bool:
         return False
-
-
-def _packed(filters: View, r: Realiser, shape: ConvShape) -> PackedCodes:
-    return pack_word_filters(np.ascontiguousarray(content(filters)), r.isa, shape)
