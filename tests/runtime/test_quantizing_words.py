@@ -216,3 +216,15 @@ def test_not_where_the_whole_is_slower_than_kernels_told(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(choosing, "measured", measured)
     assert schemes(made(cancelling())[1]) == {"conv_a": "int8", "conv_b": "int8", "conv_y": "float32"}
+
+
+def test_beside_what_is_computed_less_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bfloat16 is not multiplied, sessions in it may still compute in float32 what is float64 otherwise, and
+    layers have codes of either size all the same."""
+    pretend(monkeypatch, bf16=False, words=True, saves=0.5)
+    _, report = made(cancelling())
+    assert schemes(report) == {"conv_a": "int8", "conv_b": "int8", "conv_y": "int16"}
+    assert report.precision == "bf16" and not report.keep_f32
+    pretend(monkeypatch, {"int8": 0.9}, bf16=False, words=True, saves=0.5)
+    _, report = made(cancelling())
+    assert set(schemes(report).values()) == {"int16"} and report.precision == "bf16"

@@ -56,6 +56,8 @@ class Choosing:
         self.codable: Names = frozenset()
         self._units = {site.name: frozenset({site.name}) for site in maker.sites}
         self._units_matter = False  # what bfloat16 does to single nodes is known
+        # whether sessions in bfloat16 only compute less exactly what is float64 else: layers are what they are
+        self._light = False
         self._products = self._stored = frozenset[str]()  # nodes that multiply bfloat16, or store it
         self._sizes = elements(maker.graph, maker.feeds[0])
         self._work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
@@ -103,6 +105,7 @@ class Choosing:
         self._stored = frozenset(name for name, each in found.items() if each.stores == "bf16")
         # a processor that does not multiply it may compute something in float32 that is float64 otherwise, and says so
         coarse = bool(session.report.refused and found)
+        self._light = coarse and not self._products | self._stored
         if not (self._products | self._stored or coarse) and self._wide:
             self._narrow = False
             trials.drop(self._plain)
@@ -289,7 +292,9 @@ class Choosing:
         exact = self._with_codes(None, strict) if self._wide else None
         narrow = self._without_codes(strict) if self._narrow else None
         kept = frozenset[str]() if narrow is None or narrow.wide is None else narrow.wide
-        both = self._with_codes(kept, strict) if self._narrow else None
+        both = self._lighter(exact, kept, strict) if self._light else None
+        if both is None and self._narrow:
+            both = self._with_codes(kept, strict)
         found = list(dict.fromkeys(form for form in (both, exact, narrow) if form is not None))
         coded = frozenset[str]().union(*(self._every - form.floats for form in found))
         self.codable |= coded
@@ -312,12 +317,20 @@ class Choosing:
 
         def improved(form: Form) -> Form:
             found = trials.improved(form, batches, other, allowed, self._until(1.0), self._step)
-            those = self._batches(self._words & found.floats) if found.wide is None else []
+            keeps_layers = found.wide is None or self._light
+            those = self._batches(self._words & found.floats) if keeps_layers else []
             found = trials.improved(found, those, _reworded, allowed, self._until(1.0), self._step)
             return self._with_sharers(found, other, allowed)
 
         best = trials.all_improved(ranked, improved, _COMPARED)
         return list(dict.fromkeys([*best, *(each.form for each in ranked)]))
+
+    def _lighter(self, exact: Form | None, kept: Names, strict: float) -> Form | None:
+        """The form with what else is not a layer computed less exactly, but for these nodes."""
+        if exact is None:
+            return None
+        form = Form(exact.floats, kept, exact.joins, exact.words)
+        return form if self._fits(form, strict) else None
 
     def _batches(self, layers: Names) -> list[Names]:
         """Of neighbouring layers."""
@@ -473,9 +486,10 @@ class Choosing:
             wide = None if form.wide is None else form.wide - units
             return Form(form.floats - batch, wide, self._coded.joins, form.words - batch)
         floats = form.floats | batch
-        if form.wide is None:
+        if form.wide is None or self._light:
             words = form.words | frozenset(name for name in batch & self._words if self._quicker(name))
-            return None if floats >= self._every and not words else Form(floats, None, form.joins, words)
+            as_it_was = floats >= self._every and not words and form.wide is None
+            return None if as_it_was else Form(floats, form.wide, form.joins, words)
         return Form(floats, form.wide | (units if plain is None else units & plain), form.joins)
 
     def _quicker(self, name: str) -> bool:
