@@ -58,6 +58,32 @@ def results_elsewhere(graph: Any, path: Path, feed: dict[str, Array]) -> list[Ar
     return exact(path).run(None, feed)
 
 
+def test_what_channels_are_scaled_by_is_part_of_layers(tmp_path: Path) -> None:
+    """Also where results change by rounding, and an activation in many steps is one: codes round far more."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Mul", ["g", "c"], ["m"]),
+        helper.make_node("Add", ["m", "s"], ["a"]),
+        helper.make_node("Add", ["a", "three"], ["t"]),
+        helper.make_node("Clip", ["t", "zero", "six"], ["k"]),
+        helper.make_node("Mul", ["a", "k"], ["h"]),
+        helper.make_node("Div", ["h", "six"], ["y"]),
+    ]
+    constants = {"w": numbers(16, 8, 3, 3), "g": np.float32([1.7]), "s": numbers(16, 1, 1)}
+    sides = {name: np.float32(value) for name, value in (("zero", 0), ("three", 3), ("six", 6))}
+    model = model_of(nodes, {"x": [2, 8, 9, 9]}, ["y"], {**constants, **sides})
+    graph = prepared(read(model), CONFIG)
+    assert [node.op for node in graph] == ["Conv", "HardSwish"]
+    x = RNG.standard_normal((2, 8, 9, 9)).astype(np.float32)
+    expected = exact_of(model, {"x": x})
+    (whole,) = results(graph, [{"x": x}], CONFIG)
+    np.testing.assert_allclose(whole[0], expected, rtol=1e-5, atol=1e-5)
+    made, report = quantized(model, {"x": x})
+    assert [layer.scheme for layer in report.layers] == ["int8"]
+    (elsewhere,) = results_elsewhere(made, tmp_path / "m.onnx", {"x": x})
+    np.testing.assert_allclose(elsewhere, expected, atol=0.02 * np.abs(expected).max())
+
+
 def tied() -> Any:
     nodes = [
         helper.make_node("Gemm", ["x", "w", "b"], ["a"], "first"),

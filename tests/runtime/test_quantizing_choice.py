@@ -24,7 +24,7 @@ from ranvier.runtime.quantizing.report import Difference, chord, difference
 from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.quantizing.sites import find_sites
 from ranvier.runtime.quantizing.switches import Switches
-from tests.runtime.test_quantizing_layers import CONFIG, HARD_SWISH, NUMBERS, RNG, X, conv, graph_of
+from tests.runtime.test_quantizing_layers import CONFIG, NUMBERS, RNG, SWISH_OF_FIVE, X, conv, graph_of
 
 FEEDS = [{"x": X}]
 
@@ -348,7 +348,7 @@ def test_channels_are_scaled_only_where_errors_are_less(seed: int) -> None:
         "w3": rng.standard_normal((16, 16, 1, 1)),
         **NUMBERS,
     }
-    swish = [helper.make_node(n.op_type, [*n.input], [*n.output]) for n in HARD_SWISH]
+    swish = [helper.make_node(n.op_type, [*n.input], [*n.output]) for n in SWISH_OF_FIVE]
     nodes = [conv("x", "w1", "a"), *swish, conv("swish", "w2", "b"), helper.make_node("Relu", ["b"], ["r"])]
     graph, feeds = graph_of([*nodes, conv("r", "w3", "y")], weights), [{"x": X}]
     expected = list(results(graph, feeds, CONFIG))

@@ -45,18 +45,18 @@ def conv(data: str, weight: str, out: str, *bias: str, **attrs: Any) -> Any:
     return helper.make_node("Conv", [data, weight, *bias], [out], f"conv_{out}", **attrs)
 
 
-HARD_SWISH = [
+SWISH_OF_FIVE = [  # no operator is that
     helper.make_node("Add", ["a", "three"], ["a3"]),
-    helper.make_node("Clip", ["a3", "zero", "six"], ["cut"]),
+    helper.make_node("Clip", ["a3", "zero", "five"], ["cut"]),
     helper.make_node("Mul", ["a", "cut"], ["product"]),
-    helper.make_node("Div", ["product", "six"], ["swish"]),
+    helper.make_node("Div", ["product", "five"], ["swish"]),
 ]
-NUMBERS = {"three": np.array(3), "zero": np.array(0), "six": np.array(6)}
+NUMBERS = {"three": np.array(3), "zero": np.array(0), "five": np.array(5)}
 
 
 def test_codes_stand_behind_all_nodes_of_an_activation() -> None:
     weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), "w2": RNG.standard_normal((16, 16, 3, 3)), **NUMBERS}
-    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, conv("swish", "w2", "y")], weights)
+    graph = graph_of([conv("x", "w1", "a"), *SWISH_OF_FIVE, conv("swish", "w2", "y")], weights)
     first = next(node for node in graph if node.op == "Conv")
     assert tail(first).value.name == "swish" and [node.op for node in tail(first).nodes] == [
         "Add",
@@ -73,10 +73,10 @@ def test_codes_stand_behind_all_nodes_of_an_activation() -> None:
 
 @pytest.mark.parametrize("reader", ["Relu", "Conv"])
 def test_an_activation_ends_where_others_read_its_parts(reader: str) -> None:
-    """Half of a hard swish is read by someone else: then no single value stands for the layer's result."""
+    """Half of an activation is read by someone else: then no single value stands for the layer's result."""
     weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), "w2": RNG.standard_normal((16, 16, 3, 3)), **NUMBERS}
     other = conv("cut", "w2", "z") if reader == "Conv" else helper.make_node("Relu", ["cut"], ["z"])
-    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, other], weights, ("swish", "z"))
+    graph = graph_of([conv("x", "w1", "a"), *SWISH_OF_FIVE, other], weights, ("swish", "z"))
     assert tail(next(node for node in graph if node.op == "Conv")).value.name == "a"
 
 
@@ -121,7 +121,7 @@ def test_channels_behind_an_activation_are_scaled_by_a_row_of_factors() -> None:
     sizes = np.logspace(-1.5, 1.5, 32).reshape(-1, 1, 1, 1)
     weights = {"w1": RNG.standard_normal((32, 8, 3, 3)) * sizes, **NUMBERS}
     weights["wd"] = RNG.standard_normal((32, 1, 3, 3)) / sizes
-    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, conv("swish", "wd", "y", group=32)], weights)
+    graph = graph_of([conv("x", "w1", "a"), *SWISH_OF_FIVE, conv("swish", "wd", "y", group=32)], weights)
     scaled, feeds = copied(graph), [{"x": X}]
     assert equalize(scaled, feeds, CONFIG) > 8
     np.testing.assert_array_equal(*(next(results(each, feeds, CONFIG))[0] for each in (scaled, graph)))
@@ -134,7 +134,7 @@ def test_channels_behind_an_activation_are_scaled_by_a_row_of_factors() -> None:
 
 def test_rows_of_ones_do_not_stay() -> None:
     weights = {"w1": RNG.standard_normal((16, 8, 3, 3)), **NUMBERS}
-    graph = graph_of([conv("x", "w1", "a"), *HARD_SWISH, helper.make_node("Softmax", ["swish"], ["y"])], weights)
+    graph = graph_of([conv("x", "w1", "a"), *SWISH_OF_FIVE, helper.make_node("Softmax", ["swish"], ["y"])], weights)
     before = [node.op for node in graph]
     assert equalize(graph, [{"x": X}], CONFIG) == 0
     assert [node.op for node in graph] == before

@@ -228,3 +228,12 @@ class ActivationFusion(RulePass):
         FuseSoftplus,
         FuseMish,
     )
+
+
+class HardActivationFusion(RulePass):
+    """Of these, those that files of any operator set since 14 have, for graphs that are about to be files."""
+
+    name: ClassVar[str] = "fuse_hard_activations"
+    level: ClassVar[Level] = "aggressive"
+    requires: ClassVar[frozenset[str]] = frozenset({"types"})
+    rules = (FuseHardSigmoid, FuseHardSwish)

@@ -22,6 +22,7 @@ from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.verify import verify
 from ranvier.passes import default_passes
+from ranvier.passes.fuse.activation import HardActivationFusion
 from ranvier.passes.manager import PassManager
 from ranvier.quantize import InputMoments, Observer, observer
 from ranvier.quantize.observers import OBSERVERS, ChannelMean
@@ -73,8 +74,8 @@ _PARTS = {0: "ranges", 1: "choice", 2: "held", 3: "ranges", 4: "choice", 5: "hel
 
 
 def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Graph:
-    """The graph with normalizations folded into layers, still of standard operators only; weights that a file lists
-    among its inputs are constants."""
+    """The graph with normalizations and other arithmetic on channels folded into layers, and few operators for an
+    activation, still of standard ones only; weights that a file lists among its inputs are constants."""
     graph = model if isinstance(model, Graph) else read(model, limits=config.limits)
     graph.metadata[GIVEN_BYTES] = graph.constant_bytes()
     for value in list(graph.inputs):
@@ -84,7 +85,9 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
     if graph.opsets.get("", OPSET) < LEAST_OPSET:
         names = ("modernise", *names)
     replace_outdated(graph)
-    reports = PassManager([each for each in default_passes() if each.name in names]).run(graph, config)
+    passes = [*(each for each in default_passes() if each.name in names), HardActivationFusion()]
+    # codes round far more than factors that become part of a layer, or an activation that was written in other steps
+    reports = PassManager(passes).run(graph, config.updated(optimization="aggressive"))
     if "modernise" in names:
         left = next((report.declined for report in reports if report.name == "modernise"), {})
         with noted_in_errors("; ".join(left)):
