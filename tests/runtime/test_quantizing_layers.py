@@ -15,6 +15,8 @@ from ranvier.graph.ir import Graph
 from ranvier.runtime.quantizing import Quantization, Quantizer, prepared
 from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.samples import results
+from ranvier.runtime.quantizing.sites import find_sites
+from ranvier.runtime.quantizing.static import quantize_static
 from ranvier.runtime.quantizing.tails import tail
 
 Array = np.ndarray[Any, Any]
@@ -115,6 +117,34 @@ def test_scaled_channels_change_no_bit_and_keep_more_in_8_bits() -> None:
         for on in (True, False)
     ]
     assert errors[0] < errors[1] / 2
+
+
+def scales_of(graph: Graph) -> dict[str, float]:
+    """Of activations, by the values that get codes."""
+    pairs = (node for node in graph if node.op == "QuantizeLinear")
+    return {n.inputs[0].name: float(n.inputs[1].const.numpy()) for n in pairs}  # type: ignore[union-attr]
+
+
+def test_what_a_pool_alone_reads_has_the_scale_of_its_result() -> None:
+    """Codes are rounded once then, whichever side of the pool. Others that read it need its own range."""
+    weights = {name: RNG.standard_normal((16, 8 if name == "w1" else 16, 3, 3)) for name in ("w1", "w2", "w3")}
+    pool = helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[3, 3], strides=[2, 2])
+    again = helper.make_node("MaxPool", ["p"], ["pp"], kernel_shape=[2, 2])
+    nodes = [conv("x", "w1", "a"), helper.make_node("Relu", ["a"], ["r"]), pool, again, conv("pp", "w2", "y")]
+    ranges = {"x": (-3.0, 3.0), "r": (0.0, 9.0), "p": (0.0, 8.0), "pp": (0.0, 7.0)}
+    graph = graph_of(nodes, weights)
+    quantize_static(graph, find_sites(graph), ranges)
+    found = scales_of(graph)
+    assert set(found) == {"x", "r", "p", "pp"}
+    assert found["r"] == found["p"] == found["pp"] == pytest.approx(7 / 255)
+    feeds = [{"x": X}]
+    apart = graph_of(nodes, weights)
+    quantize_static(apart, find_sites(apart), ranges, joins=False)
+    assert set(scales_of(apart)) == {"x", "pp"}
+    np.testing.assert_array_equal(*(next(results(each, feeds, CONFIG))[0] for each in (graph, apart)))
+    both = graph_of([*nodes, conv("r", "w3", "z")], weights, ("y", "z"))
+    quantize_static(both, find_sites(both), ranges)
+    assert scales_of(both)["r"] == pytest.approx(9 / 255)
 
 
 def test_channels_behind_an_activation_are_scaled_by_a_row_of_factors() -> None:

@@ -140,13 +140,14 @@ def quantize_static(
         layers = {id(site.node) for site in those}
         staying = _staying(each, layers, left) if joins else set()
         further = rounded if each is graph else ()
+        own = {**ranges, **_before_pools(each, ranges, staying)}
         for name in dict.fromkeys((*coded_values(those, joins=joins, left=left), *further)):
             if name in ranges and name in names:
                 value = names[name]
                 read = [use for use in value.uses if use[0].graph is each]  # bodies that read it have it as it is
                 if name not in further and id(value) not in staying:
                     read = [use for use in read if id(use[0]) in layers and use[1] == 0]
-                scale = _pair(each, value, read, ranges[name], activations, outputs=name in further)
+                scale = _pair(each, value, read, own[name], activations, outputs=name in further)
                 scales[name] = scales[value.name] = scale  # an output's name goes to what it is behind the pair
     shared = shared or Shared()
     for site in sites:
@@ -155,6 +156,20 @@ def quantize_static(
         if behind.value.name in scales:
             for node in behind.nodes:
                 multiply_instead(node, ORIGIN)
+
+
+def _before_pools(graph: Graph, ranges: Mapping[str, Range], staying: Container[int]) -> dict[str, Range]:
+    """Ranges of what nothing but a MaxPool reads: those of its result. The largest code is that of the largest number,
+    so codes with one scale on both sides are rounded once."""
+    found: dict[str, Range] = {}
+    for node in reversed(list(graph)):
+        if node.op != "MaxPool" or node.domain or node.inputs[0] is None:
+            continue
+        value, result = node.inputs[0], node.outputs[0]
+        bounds = found.get(result.name) or ranges.get(result.name)
+        if bounds is not None and id(value) in staying and id(result) in staying and only_use(value) is node:
+            found[value.name] = bounds
+    return found
 
 
 def _pair(
