@@ -8,6 +8,7 @@ lane axis (:mod:`ranvier.codegen.llvm.lane_axis`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ranvier.codegen.llvm.canon import Arg, Canon, Dependence
 from ranvier.codegen.llvm.elements import NARROW
@@ -88,8 +89,8 @@ class Schedule:
     traffic: float
 
 
-def cost(exprs: list[Expr]) -> float:
-    """Instructions per vector, shared parts once."""
+def cost(exprs: list[Expr], varies: Callable[[Expr], bool] = lambda expr: True) -> float:
+    """Instructions per vector, shared parts once; only those that vary, where others are known before."""
     seen: set[int] = set()
     total = 0.0
     stack = list(exprs)
@@ -98,7 +99,7 @@ def cost(exprs: list[Expr]) -> float:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, Op):
+        if isinstance(each, Op) and varies(each):
             total += _EXPENSIVE.get(each.name, 1) * (3 if each.dtype in NARROW else 1)
             stack.extend(each.args)
     return total
@@ -131,7 +132,8 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     inner = cost([e for s in stages if not isinstance(s, Final) for e in expressions(s)])
     cover = covered(nest, lane, lanes, inner if point <= _DEAR else point, isa)
     together = cover.lanes * cover.unroll  # points
-    unrolls = tuple(abreast(cost(list(expressions(s))), isa) for s in stages)
+    depends, along = Dependence(args), frozenset(nest.row)
+    unrolls = tuple(abreast(cost(list(expressions(s)), lambda e: bool(depends(e) & along)), isa) for s in stages)
     parked = _parked(nest, stages, args, lane, together)
     tells = any(isinstance(s, Reduce) and is_arg(s.fold) for s in stages)
     short = tells and math.prod(nest.extents[a] for a in nest.row) < 1 << 31
