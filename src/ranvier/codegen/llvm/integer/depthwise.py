@@ -454,10 +454,21 @@ class _Kernel:
             parts += [self.absent(parts[-1])] * (ROWS - count)
             halves = [f.shuffle(parts[k], parts[k + 1], range(2 * lanes)) for k in (0, 2)]
             rows = f.shuffle(halves[0], halves[1], range(ROWS * lanes))
-            together = f.intrinsic(_PERMUTED, rows.type, [rows, self.order])
-            found = f.bitcast(together, vector("i32", lanes))
+            found = f.bitcast(self.permuted(rows), vector("i32", lanes))
         flipped = int.from_bytes([HALF] * count, "little", signed=count == ROWS)
         return [f.xor(found, f.const(found.type, flipped)) if self.turns else found]
+
+    def permuted(self, rows: Val) -> Val:
+        """The bytes of four rows, channel by channel: by one instruction, or four channels at a time and then those."""
+        f = self.f
+        if self.isa.has("avx512vbmi"):
+            return f.intrinsic(_PERMUTED, rows.type, [rows, self.order])
+        count = rows.lanes // ROWS
+        fours = f.bitcast(rows, vector("i32", count))
+        apart = [row * ROWS + k for k in range(ROWS) for row in range(ROWS)]
+        lying = f.bitcast(f.shuffle(fours, None, apart), rows.type)
+        within = [16 * k + row * ROWS + channel for k in range(ROWS) for channel in range(ROWS) for row in range(ROWS)]
+        return f.shuffle(lying, None, within)
 
     def interleaved(self, rows: list[Val]) -> list[Val]:
         """Codes of rows, each of four vectors' channels in one register, as those four vectors."""

@@ -34,8 +34,8 @@ def lengthwise(shape: ConvShape, isa: Isa) -> ConvShape:
 
 
 def permutes(isa: Isa) -> bool:
-    """Whether one instruction brings the bytes of rows together."""
-    return isa.vector_bytes == 64 and isa.has("avx512vnni") and isa.has("avx512vbmi")
+    """Whether one instruction or two bring the bytes of rows together."""
+    return isa.vector_bytes == 64 and isa.has("avx512vnni")
 
 
 def room_of(isa: Isa, shape: ConvShape) -> int:
