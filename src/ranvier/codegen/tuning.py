@@ -26,6 +26,7 @@ STAGES: tuple[Mapping[str, str], ...] = (
         "product way": "by dots, packed, or where B lies; by tiles or by pairs",
         "conv way": "direct, by dots, or by Winograd's algorithm",
         "integer way": "the unit that multiplies codes",
+        "integer squares": "3x3 of codes by taps, or by squares of outputs",
     },
     {
         "product panels": "vectors of a panel of B, and with that the rows of a tile",
