@@ -23,6 +23,7 @@ CASES = [
     Case((1, 8, 6, 24), 8, (3, 9), pads=(1, 4, 1, 4)),
     Case((2, 4, 11, 20), 3, (9, 9), pads=(4, 4, 4, 4)),
     Case((1, 8, 7, 12), 1, (5, 5), pads=(2, 2, 2, 2)),
+    Case((1, 16, 12, 20), 3, (3, 9), pads=(1, 4, 1, 4)),  # quicker than dot products
     Case((1, 5, 9, 23), 2, (3, 5), strides=(1, 2), pads=(1, 2, 1, 2)),
     Case((1, 1, 96), 1, (33,), pads=(16, 16)),
     Case((1, 3, 4, 5, 12), 4, (2, 3, 5), pads=(0, 1, 2, 1, 1, 2)),
@@ -96,7 +97,7 @@ def test_the_way_that_keeps_neighbours_apart() -> None:
         Case((1, 8, 6, 24), 16, (3, 9), pads=(1, 4, 1, 4)),  # channels fill a vector
         Case((1, 8, 6, 24), 8, (1, 1)),  # nothing but zeros would be added
         Case((1, 8, 6, 23), 8, (3, 9), pads=(1, 4, 1, 4)),  # no number of pixels divides the width
-        Case((1, 64, 6, 24), 2, (3, 9), pads=(1, 4, 1, 4)),  # dot products are quicker
+        Case((1, 64, 6, 24), 1, (3, 9), pads=(1, 4, 1, 4)),  # dot products are quicker
         Case((1, 8, 6, 24), 8, (3, 3), dilations=(1, 2), pads=(1, 2, 1, 2)),
         Case((1, 8, 6, 24), 8, (3, 9), pads=(1, 4, 1, 4), group=2),
     ],

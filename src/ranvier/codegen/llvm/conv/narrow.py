@@ -35,6 +35,18 @@ def is_narrow(shape: ConvShape, isa: Isa, item: int) -> bool:
     return not plain or lanes < _MEASURED or _dots(shape, lanes) < _PRODUCT[0] + _PRODUCT[1] * shape.depth
 
 
+_WINDOW = 4.0, 2.5, 8.0  # cycles of a tap, of a vector of it for every output, and of the sum of an output's lanes
+_WINDOW_PRODUCT = 1.3  # … and of a tap's channel in a matrix product of a single vector of columns
+
+
+def dots_are_quicker(shape: ConvShape, joined: ConvShape, pixels: int, isa: Isa) -> bool:
+    """Whether dot products beat a matrix product of ``joined``, in which so many pixels are one: a pixel's cycles."""
+    tap, piece, total = _WINDOW
+    vectors = -(-shape.depth // isa.lanes(4))
+    dots = shape.taps * (tap + piece * vectors * shape.cout) + total * shape.cout
+    return dots < _WINDOW_PRODUCT * joined.taps * joined.depth / pixels
+
+
 def _dots(shape: ConvShape, lanes: int) -> float:
     """Cycles a pixel: its pointer, then of every output some for the sum of all lanes, and those of the vectors."""
     return 9.0 + shape.cout * (8.0 + 2.0 * -(-shape.depth // lanes))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ranvier.codegen.llvm.conv.narrow import is_narrow
+from ranvier.codegen.llvm.conv.narrow import dots_are_quicker, is_narrow
 from ranvier.codegen.llvm.conv.shape import ConvShape
 from ranvier.codegen.llvm.isa import Isa
 from ranvier.codegen.loops.ir import Epilogue, Index, Operand, walk
@@ -25,7 +25,9 @@ _MOST = 16  # pixels
 
 def pixels_together(shape: ConvShape, isa: Isa) -> int:
     """How many pixels of floats to take as one; 1 where that is not worth it."""
-    return 1 if shape.is_empty or is_narrow(shape, isa, 4) else pixels_in_vectors(shape, isa)
+    p = pixels_in_vectors(shape, isa)
+    as_dots = p > 1 and is_narrow(shape, isa, 4)
+    return 1 if as_dots and dots_are_quicker(shape, joined_shape(shape, p), p, isa) else p
 
 
 def pixels_in_vectors(shape: ConvShape, isa: Isa) -> int:

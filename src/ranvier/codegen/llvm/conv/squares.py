@@ -61,29 +61,37 @@ def can_be_squares(shape: ConvShape) -> bool:
     return plain and flat and min(shape.cin, shape.cout) >= 16
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What squares of ``m`` by ``m`` outputs of some numbers are made by.
+
+    ``spec`` is the driver for an epilogue; ``codes`` has micro-kernels for so many squares at a time, ``most_rows`` at
+    most, as the driver wants them: by rows - 1, for whole panels and then for the last one.
+    """
+
+    m: int
+    numbers: Numbers
+    spec: Callable[[Tail], KernelSpec]
+    codes: Callable[[set[int]], Sequence[Code]]
+    most_rows: int
+    label: str
+
+
 def squares_launch(
-    spec: Callable[[Tail], KernelSpec],
-    numbers: Numbers,
+    kind: Kind,
     x: View,
-    border: View | None,
     weights: Storage,
+    cut: Panels,
     out: View,
     shape: ConvShape,
-    m: int,
-    cut: Panels,
-    most_rows: int,
-    codes: Callable[[set[int]], Sequence[Code]],
     isa: Isa,
     epilogue: Epilogue | None,
     threads: int,
-    label: str,
+    border: View | None = None,
 ) -> Launch:
-    """The launch of a driver on weights [panel][position][group of channels][column].
-
-    ``border`` is the element of the image that stands for nothing, where that is not always zero. ``codes`` has
-    micro-kernels for so many squares at a time, as the driver wants them: by rows - 1, for whole panels and then for
-    the last one.
-    """
+    """The launch of a driver on weights [panel][position][group of channels][column]. ``border`` is the element of the
+    image that stands for nothing, where that is not always zero."""
+    numbers, m, most_rows = kind.numbers, kind.m, kind.most_rows
     require_channels_last(x, "the input")
     require_channels_last(out, "the output")
     image, inner, sums = (each.numpy.itemsize for each in (numbers.image, numbers.inner, numbers.sums))
@@ -143,13 +151,13 @@ def squares_launch(
     }
     tail = Tail.of(epilogue, numbers.sums)
     return Launch(
-        spec(tail),
+        kind.spec(tail),
         (
             At(x.storage, x.offset * image),
             At(weights),
             At.of(out),
             At(x.storage) if border is None else At.of(border),
-            *codes(rows_used(squares, block, most_rows)),
+            *kind.codes(rows_used(squares, block, most_rows)),
             *tail.buffers,
         ),
         (*(dims[name] for name in _FIELDS), *tail.dims),
@@ -158,7 +166,7 @@ def squares_launch(
         scratch=m_at + positions * m_plane * sums,
         flops=2.0 * squares * positions * shape.cin * shape.cout,
         traffic=float(x.nbytes + out.nbytes + weights.nbytes),
-        label=label,
+        label=kind.label,
     )
 
 

@@ -12,7 +12,7 @@ from ranvier.codegen.llvm.builder import Val, vector
 from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail
 from ranvier.codegen.llvm.conv.plan import micro_codes, panel_vectors
 from ranvier.codegen.llvm.conv.shape import ConvShape, Packed, packed_constant
-from ranvier.codegen.llvm.conv.squares import Numbers, Squares, position_panels, squares_launch
+from ranvier.codegen.llvm.conv.squares import Kind, Numbers, Squares, position_panels, squares_launch
 from ranvier.codegen.llvm.conv.transforms import both_ways, filter_transform, input_transform, output_transform
 from ranvier.codegen.llvm.gemm.tiles import tile_of
 from ranvier.codegen.llvm.isa import Isa
@@ -62,9 +62,8 @@ def winograd(
     def codes(used: set[int]) -> Sequence[Code]:
         return micro_codes(x.dtype, used, cut, "rows")
 
-    most = tile_of(isa, packed.block).rows
-    how = (isa, epilogue, threads, "conv winograd")
-    return [squares_launch(spec, numbers, x, None, packed.storage, out, shape, m, cut, most, codes, *how)]
+    kind = Kind(m, numbers, spec, codes, tile_of(isa, packed.block).rows, "conv winograd")
+    return [squares_launch(kind, x, packed.storage, cut, out, shape, isa, epilogue, threads)]
 
 
 class _Winograd(Squares):

@@ -17,12 +17,12 @@ import numpy as np
 from ranvier.codegen import tuning
 from ranvier.codegen.launch import Code, KernelSpec, Launch
 from ranvier.codegen.llvm.amx.micro import suits
-from ranvier.codegen.llvm.builder import Fn, Val, vector
+from ranvier.codegen.llvm.builder import Fn, Module, Val, vector
 from ranvier.codegen.llvm.conv.driver import MOST_ROWS
 from ranvier.codegen.llvm.conv.epilogues import Lanes, Tail
 from ranvier.codegen.llvm.conv.plan import Panels, best_tile
 from ranvier.codegen.llvm.conv.shape import ConvShape
-from ranvier.codegen.llvm.conv.squares import Numbers, Squares, can_be_squares, position_panels, squares_launch
+from ranvier.codegen.llvm.conv.squares import Kind, Numbers, Squares, can_be_squares, position_panels, squares_launch
 from ranvier.codegen.llvm.conv.transforms import both_ways
 from ranvier.codegen.llvm.integer.dots import BYTES, PAIRS, WORDS, dot_of, shapes_of
 from ranvier.codegen.llvm.integer.micro import IntegerMicro
@@ -61,7 +61,6 @@ _INPUT = np.array(
         [0, 4, 0, -5, 0, 1],
     ]
 )
-_FILTER = np.array([[1, 0, 0], [1, 1, 1], [1, -1, 1], [1, 2, 4], [1, -2, 4], [0, 0, 1]])
 
 
 @dataclass(frozen=True)
@@ -167,14 +166,14 @@ def squares_conv(
     code of ``zero``."""
     if shape.is_empty:
         return []
-    cut, codes, kind, weights = packed.panels, x.dtype, out.dtype, packed.storage
-    assert weights is not None
+    cut, codes, stored = packed.panels, x.dtype, out.dtype
+    assert packed.storage is not None
 
     def spec(tail: Tail) -> KernelSpec:
         return KernelSpec(
             f"integer winograd {codes}",
-            ("integer winograd", codes.name, kind.name, tail.key),
-            lambda module, symbol, target: _CodeSquares(module, symbol, target, codes, kind, tail).function(),
+            ("integer winograd", codes.name, stored.name, tail.key),
+            lambda module, symbol, target: _CodeSquares(module, symbol, target, codes, stored, tail).function(),
         )
 
     def micro(used: set[int]) -> Sequence[Code]:
@@ -182,15 +181,17 @@ def squares_conv(
         nearest_to = [min(used, key=lambda u: abs(u - rows)) for rows in range(1, MOST_ROWS + 1)]
         return [Code(IntegerMicro(rows, width, pairs=True).spec()) for width in widths for rows in nearest_to]
 
-    numbers = Numbers(codes, DType.int16, DType.int32, PAIRS.group)
-    most = most_rows(isa, cut.vectors)
-    how = (isa, epilogue, threads, "integer conv")
-    return [squares_launch(spec, numbers, x, zero, weights, out, shape, _M, cut, most, micro, *how)]
+    kind = Kind(_M, _numbers(codes), spec, micro, most_rows(isa, cut.vectors), "integer conv")
+    return [squares_launch(kind, x, packed.storage, cut, out, shape, isa, epilogue, threads, zero)]
+
+
+def _numbers(codes: DType) -> Numbers:
+    return Numbers(codes, DType.int16, DType.int32, PAIRS.group)
 
 
 class _CodeSquares(Squares):
-    def __init__(self, module: Any, symbol: str, isa: Isa, codes: DType, out: DType, tail: Tail) -> None:
-        super().__init__(module, symbol, isa, _M, Numbers(codes, DType.int16, DType.int32, PAIRS.group), out, tail)
+    def __init__(self, module: Module, symbol: str, isa: Isa, codes: DType, out: DType, tail: Tail) -> None:
+        super().__init__(module, symbol, isa, _M, _numbers(codes), out, tail)
         self.signed = codes is DType.int8
 
     def nothing(self) -> Val:
