@@ -37,12 +37,13 @@ from ranvier.records import dataclass
 @dataclass(frozen=True)
 class CpuOptions:
     """``isa``: an instruction set other than the best. ``winograd``: fewer multiplications in 3×3 convolutions, of
-    floats and of codes, at the price of a slightly larger rounding error. ``tuned``: decisions that ``ranvier tune`` found to be faster.
-    ``int8_activations``: products with weights of few bits round their other operand to 8 bits, in groups like the
-    weights', whatever accuracy their nodes ask for. ``joined_products``: products of one tensor, such as Q, K and V of
-    attention, are one step for all threads where that is quicker. ``flush_subnormals``: numbers below 2^-126 are zeros
-    as operands and results, which saves time where there are many, as in recurrent layers and filters that hear nothing
-    for long; they are computed as IEEE 754 has it otherwise."""
+    floats and of codes, at the price of a slightly larger rounding error. ``tuned``: decisions that ``ranvier
+    tune`` found to be faster. ``int8_activations``: products with weights of few bits round their other operand to
+    8 bits, in groups like the weights', whatever accuracy their nodes ask for. ``joined_products``: products of one
+    tensor, such as Q, K and V of attention, are one step for all threads where that is quicker.
+    ``flush_subnormals``: numbers below 2^-126 are zeros as operands and results, which saves time where there are
+    many, as in recurrent layers and filters that hear nothing for long; they are computed as IEEE 754 has it
+    otherwise."""
 
     isa: str = ""
     winograd: bool = True
