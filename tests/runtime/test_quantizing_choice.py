@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from ranvier.errors import InvalidConfig
+from ranvier.errors import InvalidConfig, NotSupported
 from ranvier.formats.onnx import read
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph
-from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, choice, prepared
+from ranvier.runtime.quantizing import NotWorthIt, Quantization, Quantizer, choice, choosing, prepared
 from ranvier.runtime.quantizing.asked import Asked
 from ranvier.runtime.quantizing.batches import apart
 from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, Chosen, Way, Ways, fitting, selected, worthwhile
@@ -23,6 +23,7 @@ from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.report import Difference, chord, difference
 from ranvier.runtime.quantizing.samples import results
 from ranvier.runtime.quantizing.sites import find_sites
+from ranvier.runtime.quantizing.slopes import Slopes, judge_by_slopes
 from ranvier.runtime.quantizing.switches import Switches
 from tests.runtime.test_quantizing_layers import CONFIG, NUMBERS, RNG, SWISH_OF_FIVE, X, conv, graph_of
 
@@ -68,6 +69,84 @@ def test_switches_give_what_models_give() -> None:
             made = list(results(quantizer.made(frozenset(set(ranges) - coded)), FEEDS, CONFIG))
             apart, off = difference(found, made).error, difference(made, expected).error
             assert off > 1e-4 and apart < 0.4 * off, coded  # other errors of this size would be 1.4 apart
+
+
+def gated() -> Graph:
+    """The chain with what gradients go through in other ways: a gate, resizing, a join, and a second result that few
+    layers matter to."""
+    weights = {
+        "w1": RNG.standard_normal((16, 8, 3, 3)) * 0.2,
+        "w2": RNG.standard_normal((16, 16, 3, 3)) * 0.1,
+        "w3": RNG.standard_normal((8, 32, 1, 1)) * 0.3,
+        "scales": np.array([1, 1, 2, 2]),
+        "w4": RNG.standard_normal((24, 40)) * 0.3,
+    }
+    nodes = [
+        conv("x", "w1", "a", pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Sigmoid", ["a"], ["g"]),
+        helper.make_node("Mul", ["a", "g"], ["m"]),
+        conv("m", "w2", "b", pads=[2, 2, 2, 2], dilations=[2, 2]),
+        helper.make_node("Concat", ["b", "m"], ["j"], axis=1),
+        helper.make_node("Resize", ["j", "", "scales"], ["r"], mode="linear"),
+        conv("r", "w3", "z"),
+        helper.make_node("MaxPool", ["z"], ["p"], kernel_shape=[2, 1], strides=[2, 1]),
+        helper.make_node("Reshape", ["p", "shape"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "w4"], ["y"], "dense"),
+    ]
+    return graph_of(nodes, weights, ("y", "z"), {"shape": np.array([-1, 24])})
+
+
+@pytest.mark.parametrize("graph", [chain, gated])
+@pytest.mark.parametrize("signed", [False, True])
+def test_gradients_tell_of_all_layers_what_switches_tell_of_each(graph: Any, signed: bool) -> None:
+    feeds = [{"x": RNG.standard_normal(X.shape).astype(np.float32)} for _ in range(3)]
+    made = graph()
+    quantizer = Quantizer(made, feeds, Quantization(slower=1e9, equalize=False, signed=signed), CONFIG)
+    ranges = {site.name: quantizer.ranges[site.data.name] for site in quantizer.sites}
+    known: Any = (quantizer.means, CONFIG)
+    how: Any = {"rounding": quantizer.rounding, "signed": signed}
+    expected = list(results(made, feeds, CONFIG))
+    with Slopes(made, list(ranges), *known, feeds, expected, **how) as slopes:
+        found = sum(slopes.errors(ranges, k % 3, k) for k in range(240)) / 80
+    sizes = [sum(float(np.square(row[k]).sum()) for row in expected) for k in range(2)]
+    with Switches(made, list(ranges), *known, **how) as switches:
+        for name, squared in zip(ranges, found):
+            rows = switches.results(feeds, {name: ranges[name]})
+            off = [[np.square(a - b).sum() for a, b in zip(*pair)] for pair in zip(rows, expected)]
+            wanted = sum(sum(each) / size for each, size in zip(zip(*off), sizes))
+            assert squared == pytest.approx(wanted, rel=0.35), name  # a mean of 240 squares is off by a tenth
+
+
+def test_ranges_are_chosen_by_gradients_too() -> None:
+    """One way has the range of what a layer reads, another a tenth of it, a third one ten times as much."""
+    graph = chain()
+    quantizer = Quantizer(graph, FEEDS, Quantization(slower=1e9, equalize=False), CONFIG)
+    right = {site.data.name: quantizer.ranges[site.data.name] for site in quantizer.sites}
+    cut = {name: (low / 10, high / 10) for name, (low, high) in right.items()}
+    wide = {name: (low * 10, high * 10) for name, (low, high) in right.items()}
+    ways = [{**cut, "d": wide["d"]}, {**right, "d": cut["d"]}, {**wide, "d": right["d"]}]
+    expected = list(results(graph, FEEDS, CONFIG))
+    names = [site.name for site in quantizer.sites]
+    how: Any = {"rounding": quantizer.rounding}
+    with Slopes(graph, names, quantizer.means, CONFIG, FEEDS, expected, **how) as slopes:
+        errors, ranges = judge_by_slopes(slopes, quantizer.sites, ways, 1, 1e9, lambda done, of: None)
+        assert ranges == right
+        assert list(errors) == names and all(0 < error < 1e-2 for error in errors.values())
+        _, none = judge_by_slopes(slopes, quantizer.sites, ways, 1, 0.0, lambda done, of: None)
+        assert none == {}, "where time is short, ranges stay as they are"
+
+
+def test_where_there_are_no_gradients_layers_are_switched_on_one_by_one() -> None:
+    """Layers in bodies, results whose shapes differ, and infinite ones."""
+    graph = chain()
+    quantizer = Quantizer(graph, FEEDS, Quantization(slower=1e9, equalize=False), CONFIG)
+    expected = list(results(graph, FEEDS, CONFIG))
+    with pytest.raises(NotSupported, match="shapes"):
+        Slopes(graph, ["conv_a"], {}, CONFIG, FEEDS * 2, [expected[0], [a[:1] for a in expected[0]]])
+    with pytest.raises(NotSupported, match="infinite"):
+        Slopes(graph, ["conv_a"], {}, CONFIG, FEEDS, [[np.full_like(a, np.inf) for a in expected[0]]])
+    with pytest.raises(NotSupported, match="bodies"):
+        Slopes(graph, ["conv_a", "elsewhere"], quantizer.means, CONFIG, FEEDS, expected)
 
 
 def two_ways(layers: dict[str, tuple[float, float]]) -> dict[str, list[Way]]:
@@ -262,7 +341,11 @@ def fragile() -> tuple[Graph, dict[str, Any]]:
     return graph_of(nodes, weights), {"x": X}
 
 
-def test_the_layer_that_hurts_stays_in_float() -> None:
+@pytest.mark.parametrize("instead", ["judge", "judge_by_slopes"])
+def test_the_layer_that_hurts_stays_in_float(monkeypatch: pytest.MonkeyPatch, instead: str) -> None:
+    """Whether layers are asked one by one, or all by gradients, where the former would take too long."""
+    monkeypatch.setattr(choosing, "_SHORT", math.inf if instead == "judge" else 0.0)
+    monkeypatch.delattr(choosing, {"judge": "judge_by_slopes", "judge_by_slopes": "judge"}[instead])
     graph, feed = fragile()
     options = Quantization(slower=1e9, equalize=False, cosine=0.999)
     _, report = Quantizer(graph, [feed], options, CONFIG).run()
@@ -286,7 +369,7 @@ def test_a_layer_that_hurts_rare_samples_is_found(monkeypatch: pytest.MonkeyPatc
     ]
     graph, texts = graph_of(nodes, weights), list[str]()
     feeds = [{"x": (X * {3: 0.01}.get(k, 1.0)).astype(np.float32)} for k in range(16)]
-    monkeypatch.setattr(choice, "_RUNS", 1)
+    monkeypatch.setattr(choice, "MOST_RUNS", 1)
     monkeypatch.setattr(choice, "_AGAIN", 0 if blind else 4)
     options = Quantization(slower=1e9, equalize=False, cosine=0.999)
     _, report = Quantizer(graph, feeds, options, CONFIG, texts.append).run()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ranvier.graph.extract import copied
-from ranvier.runtime.quantizing import Quantization, forms
+from ranvier.runtime.quantizing import Quantization, costs, forms
 from ranvier.runtime.quantizing.costs import measured, work_of
 from ranvier.runtime.quantizing.forms import Form, Ranked, Trials, fastest
 from ranvier.runtime.quantizing.maker import Maker
@@ -140,8 +140,9 @@ def test_samples_that_tell_why_a_form_is_not_near(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("coded", [False, True])
-def test_what_layers_take_by_kernels(coded: bool) -> None:
+def test_what_layers_take_by_kernels(monkeypatch: pytest.MonkeyPatch, coded: bool) -> None:
     """All of a run is some layer's, and each has a part, whatever kernels are called after codes are fused."""
+    monkeypatch.setattr(costs, "_LEAST_RUNS", 1)
     maker = Maker(chain(), FEEDS, Quantization(equalize=False), CONFIG)
     work = {site.name: work_of(site, maker.shapes[site.data.name]) for site in maker.sites}
     called = {f"{tail(site.node).value.name}.quantize": site.name for site in maker.sites}

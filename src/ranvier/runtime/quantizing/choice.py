@@ -23,7 +23,7 @@ from ranvier.runtime.quantizing.switches import Range, Switches
 
 Array = np.ndarray[Any, Any]
 FLOAT32, BF16, INT16, INT8 = "float32", "bf16", "int16", "int8"
-_RUNS = 16  # samples a layer is judged by, at most
+MOST_RUNS = 16  # samples a layer is judged by, at most
 _FEWEST = 4  # ... and at least where there are several ranges to choose from
 _CLOSE = 0.93  # part of an error from which there is no more to be won
 _TRIALS = 8  # models made to check a sum
@@ -203,7 +203,7 @@ def judge(
         by_name = {site.name: ways[0][site.data.name] for site in sites}
         until = time.perf_counter() + seconds
         return apart(list(by_name), lambda names: error(1, {n: by_name[n] for n in names}), bound, until, step), {}
-    runs = max(1, int(min(_RUNS, len(feeds), seconds / max(once * len(sites) * len(ways), 1e-9))))
+    runs = max(1, int(min(MOST_RUNS, len(feeds), seconds / max(once * len(sites) * len(ways), 1e-9))))
     readers: dict[str, list[Site]] = {}
     for site in sites:
         readers.setdefault(site.data.name, []).append(site)

@@ -10,21 +10,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from ranvier.errors import NotSupported
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Node
 from ranvier.runtime.quantizing.batches import apart
-from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, INT16, Chosen, Way, Ways, fitting, judge
+from ranvier.runtime.quantizing.choice import BF16, FLOAT32, INT8, INT16, MOST_RUNS, Chosen, Way, Ways, fitting, judge
 from ranvier.runtime.quantizing.costs import elements, estimated, measured, seconds_wider, work_of
 from ranvier.runtime.quantizing.forms import Form, Names, Telling, Trials
-from ranvier.runtime.quantizing.maker import Maker
+from ranvier.runtime.quantizing.maker import Maker, Range
 from ranvier.runtime.quantizing.options import BEST
 from ranvier.runtime.quantizing.rounding import weights_of
+from ranvier.runtime.quantizing.slopes import Slopes, judge_by_slopes
 from ranvier.runtime.quantizing.switches import NarrowSwitches, Switches
 from ranvier.runtime.quantizing.tails import tail
 from ranvier.runtime.quantizing.words import are_fast
 from ranvier.runtime.session import Session
 
+Judged = tuple[dict[str, float], dict[str, Range]]  # squared errors of layers, and ranges by what they read
 _LAYERS = ("Conv", "MatMul", "Gemm")
 _KINDS = (FLOAT32, BF16, INT16, INT8)
 _AMONG = "int8, the rest bf16"  # what coded layers take where they read and write bfloat16
@@ -39,6 +43,8 @@ _QUESTIONS = 80  # about them, at most, for as many samples as there is time for
 _PROFILED, _COMPARED = 0.2, 1.0  # seconds of runs that are looked into, and of turns of forms
 # parts of the time, from the beginning: for nodes in bfloat16, layers with codes, and models made of what was found
 _NARROW, _CODES, _MADE = 0.3, 0.55, (0.65, 0.78, 0.9)
+_SWITCHED = 4.0  # times as long as in float32 that a run takes in which codes of layers can be switched on
+_SHORT = 0.1  # part of the time that runs with every layer's codes may take, so that they are worth it
 _STRICTER = 0.08  # ... and for each kind of these with less room for errors, at least
 
 
@@ -207,14 +213,38 @@ class Choosing:
             self._errors[INT8] = self._shared(asked.shown(trials.difference(separate)))
             return
         maker.told("judging layers")
+        seconds = max(self._until(_CODES) - time.perf_counter(), 0.1 * self._seconds)
+        self._errors[INT8], ranges = self._by_slopes(seconds) or self._by_switches(seconds)
+        maker.take_ranges(ranges)
+        trials.forget(lambda form: not form.floats >= self._every)
+
+    def _by_slopes(self, seconds: float) -> Judged | None:
+        """Squared errors of layers with codes, by gradients; None where asking them one by one takes no longer, or
+        there are no gradients."""
+        maker = self._maker
+        ways, samples = maker.ways_to_find_ranges(), min(MOST_RUNS, len(maker.feeds))
+        runs = len(maker.sites) * len(ways) * samples
+        if runs * _SWITCHED * sum(self._times[FLOAT32].values()) < _SHORT * self._seconds:
+            return None
+        shown = self._asked.shown(self._trials.difference(self._coded))
+        names, signed = [site.name for site in maker.sites], maker.options.signed
+        how: dict[str, Any] = {"signed": signed, "rounding": maker.rounding}
+        try:
+            with Slopes(maker.graph, names, maker.means, maker.config, maker.feeds, maker.expected, **how) as slopes:
+                errors, ranges = judge_by_slopes(slopes, maker.sites, ways, len(maker.feeds), seconds, self._step)
+        except NotSupported:
+            return None
+        times = max(shown**2 - self._floor**2, 0.0) / max(sum(errors.values()), 1e-30)
+        return {name: error * times for name, error in errors.items()}, ranges
+
+    def _by_switches(self, seconds: float) -> Judged:
+        """Squared errors of layers with codes, one by one."""
+        maker, asked = self._maker, self._asked
         with self._switches() as switches:
-            seconds = max(self._until(_CODES) - time.perf_counter(), 0.1 * self._seconds)
-            self._errors[INT8], ranges = judge(
+            return judge(
                 *(switches, maker.sites, maker.ways_to_find_ranges(), maker.feeds, maker.expected),
                 *(asked.judged, asked.limit, seconds, self._step),
             )
-        maker.take_ranges(ranges)
-        trials.forget(lambda form: not form.floats >= self._every)
 
     def _switches(self) -> Switches:
         maker = self._maker

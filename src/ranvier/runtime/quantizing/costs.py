@@ -21,6 +21,7 @@ from ranvier.runtime.session import Session
 
 _MOVED = 8.0  # multiplications in the time it takes to write and read one number
 _WIDER = 4e-10  # seconds to write and read two bytes more
+_LEAST_RUNS = 3
 _RATE = 1e-11  # seconds of a multiplication, where nothing was measured
 ESTIMATED = {FLOAT32: 1.0, BF16: 0.5, INT16: 0.5, INT8: 0.25}  # parts of the time in float32
 
@@ -65,8 +66,9 @@ def measured(
     names that kernels may have in their place."""
     session.run(feed)
     best: list[tuple[str, float]] = []
-    until = time.perf_counter() + seconds
-    while not best or time.perf_counter() < until:
+    until, runs = time.perf_counter() + seconds, 0
+    while runs < _LEAST_RUNS or time.perf_counter() < until:
+        runs += 1
         with session.profile() as profiler:
             session.run(feed)
         records = [(record.label, record.seconds) for record in profiler.records()]
