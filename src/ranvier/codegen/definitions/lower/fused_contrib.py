@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from ranvier.codegen.definitions.defs import Declined, RowBody, Use
-from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, div, mul, op, sub, where, wide
+from ranvier.codegen.definitions.exprs import HALVES, add, cast, clamp, compare, const, mul, sub, where, wide
 from ranvier.codegen.definitions.lower.activation import gelu, gelu_tanh, silu
 from ranvier.codegen.definitions.lower.contraction import ACTIVATIONS, MICROSOFT, matmul_of, multiply
 from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.normalization import normalized
+from ranvier.codegen.definitions.lower.reduction import share_of, weight_of
 from ranvier.codegen.definitions.lower.tables import looked_up, part, widened
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.products import Window
@@ -80,9 +81,9 @@ def bias_softmax(n: NodeView, b: Definitions) -> None:
 
     def build(e: list[Expr]) -> RowBody:
         score = add(cast(e[0], work), cast(e[1], work))
-        value = op("exp", sub(score, Result(0, work)))
-        weight = cast(div(value, Result(1, work)), dtype)
-        return RowBody([Reduce("max", score, work), Reduce("sum", value, work)], maps={0: weight})
+        weight = weight_of(sub(score, Result(0, work)))
+        share = cast(share_of(weight, Result(1, work)), dtype)
+        return RowBody([Reduce("max", score, work), Reduce("sum", weight, work)], maps={0: share})
 
     bias = Use(n.input(1), (rows, 1, width) if inner else (1, rows, width))
     (made,) = b.rows([Use(n.input(0), domain), bias], [2], build, [(dtype, True)], domain=domain)

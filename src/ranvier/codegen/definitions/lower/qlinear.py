@@ -12,6 +12,7 @@ from ranvier.codegen.definitions.defs import Declined, RowBody, Use
 from ranvier.codegen.definitions.exprs import add, cast, compare, const, div, mul, op, ratio, sub, where
 from ranvier.codegen.definitions.lower.index import lowers
 from ranvier.codegen.definitions.lower.quantization import real, saturated
+from ranvier.codegen.definitions.lower.reduction import weight_of
 from ranvier.codegen.definitions.node_view import NodeView
 from ranvier.codegen.definitions.program import Definitions
 from ranvier.codegen.definitions.registry import BYTES
@@ -213,7 +214,7 @@ def qlinear_softmax(n: NodeView, b: Definitions) -> None:
 
     def build(e: list[Expr]) -> RowBody:
         code = cast(e[0], FLOAT)
-        weight = op("exp", mul(sub(code, Result(0, FLOAT)), e[scale]))  # a zero point would cancel
+        weight = weight_of(mul(sub(code, Result(0, FLOAT)), e[scale]))  # a zero point would cancel
         share = coded(e, div(weight, Result(1, FLOAT)))
         return RowBody([Reduce("max", code, FLOAT), Reduce("sum", weight, FLOAT)], maps={0: share})
 

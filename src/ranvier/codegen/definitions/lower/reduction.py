@@ -165,6 +165,27 @@ def arg_reduce(n: NodeView, b: Definitions) -> None:
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
 
+# A share below the smallest normal number is zero: beside a sum of one it is nothing, and whatever computes it or
+# multiplies by it takes a hundred times as long. The largest weight of a row is 1, so its total is no less.
+_LOWEST = -87.33654  # of the exponents of such weights: its power is a little above …
+_NORMAL = 2.0**-126 * (1 + 2.0**-16)  # … the smallest normal number, and below this
+
+
+def weight_of(shifted: Expr) -> Expr:
+    """The exponential of what is at most zero; of what is far below, something :func:`share_of` takes for zero."""
+    if shifted.dtype is not DType.float32:
+        return op("exp", shifted)
+    return op("exp", op("max", shifted, const(_LOWEST, shifted)))
+
+
+def share_of(weight: Expr, total: Expr) -> Expr:
+    """A part of a row's total, by one division a row; zero where it would be subnormal."""
+    if weight.dtype is not DType.float32:
+        return div(weight, total)
+    there = compare("ge", weight, mul(total, const(_NORMAL, total)))
+    return mul(where(there, weight, const(0.0, weight)), op("reciprocal", total))
+
+
 def softmax(b: Definitions, x: Value, axis: int, log: bool = False, out: Value | None = None) -> Value:
     dtype = b.dtype(x)
     wide = wide_type(dtype)
@@ -178,14 +199,9 @@ def softmax(b: Definitions, x: Value, axis: int, log: bool = False, out: Value |
     def build(e: list[Expr]) -> RowBody:
         value = cast(e[0], wide)
         shifted = sub(value, Result(0, wide))
-        reduces = [Reduce("max", value, wide), Reduce("sum", op("exp", shifted), wide)]
+        reduces = [Reduce("max", value, wide), Reduce("sum", weight_of(shifted), wide)]
         total = Result(1, wide)
-        if log:
-            result = sub(shifted, op("log", total))
-        elif wide is DType.float32:  # one division a row
-            result = mul(op("exp", shifted), op("reciprocal", total))
-        else:
-            result = div(op("exp", shifted), total)
+        result = sub(shifted, op("log", total)) if log else share_of(weight_of(shifted), total)
         return RowBody(reduces, maps={0: cast(result, dtype)})
 
     body = by_steps if dtype is DType.float16 and not log else build

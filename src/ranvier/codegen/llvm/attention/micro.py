@@ -243,16 +243,18 @@ LOG2E = 1.4426950408889634
 
 
 def exp2_nonpositive(f: Fn, x: Val, isa: Isa) -> Val:
-    """2^x for x up to about 0, minus infinity and NaN included; results that would be denormal may be 0.
+    """2^x for x up to about 0, minus infinity and NaN included; results that would be denormal are 0: they would take a
+    hundred times as long, and products with them too.
 
-    Softmax needs no more, and without overflow it is ten instructions where the hardware splits off fractions and
+    Softmax needs no more, and without overflow it is eleven instructions where the hardware splits off fractions and
     scales by powers of two, fourteen elsewhere.
     """
     if x.element == "float" and core.has_avx512(isa) and x.lanes * 4 == isa.vector_bytes:
         total = core.horner(f, _fraction(f, x), _POWER_FLOOR)
         name = "llvm.x86.avx512.mask.scalef.ps.512"
         f.module.declare(name, x.type, [x.type, x.type, x.type, "i16", "i32"])
-        given = f"{x.type} {total.name}, {x.type} {x.name}, {x.type} zeroinitializer, i16 -1, i32 4"
+        normal = f.bitcast(f.cmp("uge", x, -126.0), "i16")
+        given = f"{x.type} {total.name}, {x.type} {x.name}, {x.type} zeroinitializer, i16 {normal.name}, i32 4"
         return f.emit(x.type, f"call {x.type} @{name}({given})")
     double = x.element == "double"
     lowest, bits, word = (-1022.0, 52, "i64") if double else (-126.0, 23, "i32")
