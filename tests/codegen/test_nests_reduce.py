@@ -170,6 +170,24 @@ def test_softmax_computes_exp_once() -> None:
     assert len(source(launch.spec, isa)) < len(source(twice.spec, isa))
 
 
+@ISAS
+@pytest.mark.parametrize("columns", [1, 3, 4, 7, 8, 12, 16, 17, 24, 32, 33, 64, 100, 127, 128, 129])
+def test_rows_that_stay_in_registers(isa: Isa, columns: int) -> None:
+    """Also where numbers are infinite or none, and where the result takes the place of what was read."""
+    numbers = data((7, columns))
+    numbers[2, columns // 2], numbers[3, -1], numbers[4, 0] = np.nan, np.inf, -np.inf
+    for source in (numbers, data((2, 3, columns))):
+        x, out = strided(source), output(source.shape)
+        check(softmax(x[0], out[0], source.ndim - 1), {x[1]: x[2], out[0].storage: out[1]}, isa, tolerance=1e-6)
+    there = strided(numbers)
+    check(softmax(there[0], there[0], 1), {there[1]: there[2]}, isa, tolerance=1e-6)
+    lanes = isa.lanes(4)
+    x, result = View.temporary(F32, (7, columns)), View.temporary(F32, (7, columns))
+    held = lanes > 1 and columns <= 8 * lanes and (columns % lanes == 0 or isa.masks)
+    if (held and columns >= 16) or columns > 8 * lanes:  # of fewer columns, lanes may lie along the rows' axis
+        assert (launches(softmax(x, result, 1), isa)[0].scratch == 0) == held, "elsewhere exponentials wait in scratch"
+
+
 def layer_norm(x: View, scale: View, bias: View, out: View, axes: tuple[int, ...]) -> Nest:
     load = Load(0, F32)
     count = math.prod(x.shape[a] for a in axes)

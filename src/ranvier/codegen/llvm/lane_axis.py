@@ -24,6 +24,8 @@ from ranvier.varying import varies
 
 _GATHER = 0.6  # cost of one lane of a gather, in contiguous vector loads
 _HORIZONTAL = 14  # cost of folding the lanes of a vector
+_HELD = 8  # vectors of a row, at most, that stay in registers from stage to stage …
+_HORIZONTAL_OF_HELD = 2  # … where the next row begins while lanes are folded
 _CHEAP = 4  # instructions up to which many copies of them are no burden to the compiler
 _OFTEN = 32  # walks along the lane axis from which on its length is worth a kernel
 _SHORT = 64  # vectors along it up to which its end is worth one
@@ -181,7 +183,23 @@ def nodes(stage: Stage) -> list[Expr]:
     return list(seen.values())
 
 
-def lane_axis(nest: Nest, lanes: int) -> int:
+def held_row(nest: Nest, lane: int, lanes: int, isa: Isa) -> tuple[int, int] | None:
+    """How many vectors a row along the lanes has, whole ones and parts of one, if it can stay in registers from one
+    stage to the next: then nothing is read or computed twice, and no loop is begun for few vectors."""
+    extent, walks = nest.extents[lane], [s for s in nest.stages if not isinstance(s, Final)]
+    if nest.row != {lane} or not isinstance(extent, int) or extent == 0 or len(walks) < 2 or lanes == 1:
+        return None
+    whole, rest = divmod(extent, lanes)
+    if whole + (rest > 0) > _HELD or (rest and not isa.masks):
+        return None
+    if any(isinstance(s, Scan) or (isinstance(s, Reduce) and is_arg(s.fold)) for s in walks):
+        return None
+    read = {e.operand for s in nest.stages for e in nodes(s) if isinstance(e, Load)}
+    plain = all(o.at is None and o.guard is None for o in nest.operands)
+    return (whole, int(rest > 0)) if plain and not read & set(nest.written()) else None
+
+
+def lane_axis(nest: Nest, lanes: int, isa: Isa) -> int:
     """The axis along which the work takes the fewest instructions."""
     scan = any(isinstance(s, Scan) for s in nest.stages)
     positions = any(isinstance(s, Reduce) and is_arg(s.fold) for s in nest.stages)
@@ -201,7 +219,8 @@ def lane_axis(nest: Nest, lanes: int) -> int:
             gathers = moved or stride not in (0, 1)
             per_vector += lanes * _GATHER if gathers else 1.0 if stride else 0.1
         steps = total // extent * -(-extent // lanes) * per_vector
-        steps += outer_points * folds * _HORIZONTAL if in_row else 0
+        held = in_row and held_row(nest, axis, lanes, isa) is not None
+        steps += outer_points * folds * (_HORIZONTAL_OF_HELD if held else _HORIZONTAL) if in_row else 0
         if steps <= least:
             best, least = axis, steps
     return best

@@ -2,7 +2,8 @@
 
 Loops from the outside: tiles, the repeated outer axis, the lane axis where it is an outer one, then per stage the row
 axes and the lane axis where it is a row axis. A :class:`Block` is a run of points along the lane axis held in one
-vector (or one point, in scalar remainders); several blocks are worked on together to hide latency.
+vector (or one point, in scalar remainders); several blocks are worked on together to hide latency. Of a short row all
+vectors stay in registers through all stages, without loops: the next row begins while the lanes of one are folded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def emit_nest(s: Structure, module: Module, symbol: str, isa: Isa) -> None:
 
 
 class _NestEmitter(Access):
+    _held: list[Block] | None = None  # of the row that stages are written for, if it stays in registers
+
     def emit(self) -> None:
         f, s = self.f, self.s
         start = Point({}, {})
@@ -96,6 +99,17 @@ class _NestEmitter(Access):
         blocks = [self.block(start, cover.lanes, None, u) for u, start in enumerate(starts)]
         if cover.rest:
             blocks.append(self.block(f.i64(cover.unroll * cover.lanes), cover.rest, None, cover.unroll))
+        return blocks
+
+    def row_blocks(self) -> list[Block]:
+        """A whole row along the lanes, whose vectors stay in registers."""
+        assert self.s.held is not None
+        whole, part = self.s.held
+        lanes = self.s.cover.lanes
+        blocks = [self.block(self.f.i64(k * lanes), lanes, None, k) for k in range(whole)]
+        if part:
+            left = self.f.sub(self.dim["extent", self.s.lane], whole * lanes)
+            blocks.append(self.block(self.f.i64(whole * lanes), lanes, self.mask_below(left), whole))
         return blocks
 
     def along_lanes(self, point: Point, start: Val, stop: Val, unroll: int, body: Body) -> None:
@@ -188,6 +202,7 @@ class _NestEmitter(Access):
         """``blocks`` where the lanes are outer points; None where they lie along the row."""
         self.results = {}
         self._computed = set()
+        self._held = self.row_blocks() if self.s.held else None
         for number, stage in enumerate(self.s.stages):
             self.number = number
             if blocks is None:
@@ -205,6 +220,9 @@ class _NestEmitter(Access):
 
     def over_row(self, point: Point, blocks: list[Block] | None, stage: Stage, body: Body) -> None:
         """Run the body at every point of the row."""
+        if self._held is not None:
+            body(point, self._held)
+            return
         with self.row_loops(point, blocks, stage) as inner:
             if blocks is not None:
                 self.visit(inner, blocks, body)
@@ -307,7 +325,8 @@ class _NestEmitter(Access):
         dtype = stage.value.dtype if is_arg(stage.fold) else stage.dtype
         # positions as wide as values, if they fit: what is compared chooses both
         places = "i32" if s.short and size_of(register_type(dtype)) <= 4 else "i64"
-        widths = [s.cover.lanes] * s.unrolls[number] if blocks is None else [b.lanes for b in blocks]
+        together = blocks or self._held
+        widths = [s.cover.lanes] * s.unrolls[number] if together is None else [b.lanes for b in together]
         sums = [Accumulator(f, stage.fold, dtype, lanes, places) for lanes in widths]
         single = None if blocks is not None or self.isa.masks else Accumulator(f, stage.fold, dtype, 1, places)
 

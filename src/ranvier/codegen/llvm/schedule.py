@@ -19,6 +19,7 @@ from ranvier.codegen.llvm.lane_axis import (
     covered,
     crossing,
     has_places,
+    held_row,
     lane_axis,
     nodes,
     register_bytes,
@@ -69,6 +70,7 @@ class Structure:
     lane_in_row: bool
     cover: Cover  # … how vectors cover it
     unrolls: tuple[int, ...]  # vectors worked on together, per stage, where it is a row axis
+    held: tuple[int, int] | None  # whole vectors of a row that is short enough to stay in registers, and parts of one
     parked: tuple[Expr, ...]  # values kept in scratch from the first stage that has them
     short: bool  # places in a row that a fold tells fit 32 bits
     slots: tuple[Slot, ...]
@@ -109,10 +111,10 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     """The kernel and its numbers for a nest in normal form."""
     nest = _with_an_axis(nest)
     lanes = vector_lanes(nest, isa)
-    lane = lane_axis(nest, lanes)
+    lane = lane_axis(nest, lanes, isa)
     if has_places(nest, lane):
         lanes = smallest(lanes, isa.lanes(4))
-        lane = lane_axis(nest, lanes)
+        lane = lane_axis(nest, lanes, isa)
     in_row = lane in nest.row
     outer = [a for a in nest.outer if a != lane]
     across = None if nest.row else crossing(nest, lane)
@@ -134,7 +136,8 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     together = cover.lanes * cover.unroll  # points
     depends, along = Dependence(args), frozenset(nest.row)
     unrolls = tuple(abreast(cost(list(expressions(s)), lambda e: bool(depends(e) & along)), isa) for s in stages)
-    parked = _parked(nest, stages, args, lane, together)
+    held = held_row(nest, lane, lanes, isa) if cover.lanes == lanes and not cover.pairs else None
+    parked = () if held else _parked(nest, stages, args, lane, together)
     tells = any(isinstance(s, Reduce) and is_arg(s.fold) for s in stages)
     short = tells and math.prod(nest.extents[a] for a in nest.row) < 1 << 31
 
@@ -173,7 +176,7 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
         tuple(canon.text),
         tuple(_arg_key(a, canon) for a in args),
         tuple(_stage_key(s, canon) for s in stages),
-        (packed, repeat, lane, row, in_row, cover.key, unrolls),
+        (packed, repeat, lane, row, in_row, cover.key, unrolls, held),
         tuple(canon.number[id(e)] for e in parked),
         short,
         tuple(used),
@@ -181,7 +184,7 @@ def schedule(nest: Nest, isa: Isa) -> Schedule:
     title = _name(nest, stages)
     structure = Structure(
         *(title, args, stages, packed, repeat, lane, row, in_row),
-        *(cover, unrolls, parked, short, tuple(slots), key),
+        *(cover, unrolls, held, parked, short, tuple(slots), key),
     )
     return Schedule(
         structure,
