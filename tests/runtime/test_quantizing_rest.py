@@ -235,6 +235,28 @@ def test_what_does_not_hold_on_samples_held_back_is_not_taken(pretending: pytest
     assert coded(made(plain(), [feeds[0]] * 16)[1])
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("enough", "wanted"), [(0.85, [1.0, 0.85]), (0.5, [1.0, 0.85, 0.7, 0.5]), (0.0, None)])
+def test_where_nothing_holds_stricter_forms_are_tried(
+    pretending: pytest.MonkeyPatch, enough: float, wanted: list[float] | None, late: bool
+) -> None:
+    """However late it is: what nothing holds of would be left as it was."""
+    asked: list[float] = []
+
+    class Chooses(Choosing):
+        def forms(self, part: float = 1.0) -> list[Form]:
+            asked.append(part)
+            return [Form(frozenset({"conv_a"}))]
+
+        late = property(lambda self: late)
+
+    pretending.setattr(quantizer, "Choosing", Chooses)
+    pretending.setattr(Asked, "holds", lambda self, found, chosen: asked[-1] <= enough)
+    _, report = made(plain(), [{"x": np.roll(X, k, axis=1)} for k in range(16)], cosine=0.9)
+    assert asked == (wanted or [1.0, 0.85, 0.7, 0.5, 0.35])
+    assert coded(report) == {"conv_b", "conv_y"}
+
+
 @pytest.mark.parametrize(("faster", "late"), [(True, False), (False, False), (True, True)])
 def test_faster_forms_get_another_chance_with_less_room(
     pretending: pytest.MonkeyPatch, faster: bool, late: bool

@@ -29,7 +29,10 @@ from ranvier.runtime.quantizing.report import (
 from ranvier.runtime.quantizing.samples import Feed, results, visit_both
 from ranvier.runtime.quantizing.tails import tail
 
-_STRICT = (1.0, 0.85, 0.7)  # parts of the error that are tried where samples that were held back show too much
+# Parts of the error that are tried where samples that were held back show too much: these while a faster form than the
+# one that holds may be among them, …
+_STRICT = (1.0, 0.85, 0.7)
+_STRICTER = (0.5, 0.35)  # … and these where none holds
 
 
 _SHOWN = 4  # samples that errors of layers are shown of, at most: each is run by both models for every batch of layers
@@ -95,7 +98,9 @@ class Quantizer(Maker):
         with Trials(self.form, self.config, self.groups, self.asked.near) as trials:
             choosing = Choosing(self, trials, self.step)
             chosen_by, widened = self.ranges, dict[str, Range]()
-            for strict in _STRICT:
+            for strict in (*_STRICT, *_STRICTER):
+                if settled is not None and strict in _STRICTER:
+                    break
                 self.ranges = chosen_by
                 forms = choosing.forms(strict)
                 self._codable = choosing.codable
