@@ -137,7 +137,7 @@ def test_ranges_are_chosen_by_gradients_too() -> None:
 
 
 def test_where_there_are_no_gradients_layers_are_switched_on_one_by_one() -> None:
-    """Layers in bodies, results whose shapes differ, and infinite ones."""
+    """Layers in bodies, results whose shapes differ, and infinite ones, or gradients."""
     graph = chain()
     quantizer = Quantizer(graph, FEEDS, Quantization(slower=1e9, equalize=False), CONFIG)
     expected = list(results(graph, FEEDS, CONFIG))
@@ -147,6 +147,9 @@ def test_where_there_are_no_gradients_layers_are_switched_on_one_by_one() -> Non
         Slopes(graph, ["conv_a"], {}, CONFIG, FEEDS, [[np.full_like(a, np.inf) for a in expected[0]]])
     with pytest.raises(NotSupported, match="bodies"):
         Slopes(graph, ["conv_a", "elsewhere"], quantizer.means, CONFIG, FEEDS, expected)
+    none, known = [{"x": np.full_like(X, np.nan)}], quantizer.rounding
+    with Slopes(graph, ["conv_a"], {}, CONFIG, none, expected, rounding=known) as slopes, pytest.raises(NotSupported):
+        slopes.errors({"conv_a": (-1.0, 1.0)}, 0, 0)
 
 
 def two_ways(layers: dict[str, tuple[float, float]]) -> dict[str, list[Way]]:

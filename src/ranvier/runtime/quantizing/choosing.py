@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ranvier.errors import NotSupported
+from ranvier.errors import RanvierError
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Node
 from ranvier.runtime.quantizing.batches import apart
@@ -232,9 +232,12 @@ class Choosing:
         try:
             with Slopes(maker.graph, names, maker.means, maker.config, maker.feeds, maker.expected, **how) as slopes:
                 errors, ranges = judge_by_slopes(slopes, maker.sites, ways, len(maker.feeds), seconds, self._step)
-        except NotSupported:
+        except RanvierError:  # whatever it is, there is another way
             return None
-        times = max(shown**2 - self._floor**2, 0.0) / max(sum(errors.values()), 1e-30)
+        total = sum(errors.values())
+        if total <= 0:
+            return None
+        times = max(shown**2 - self._floor**2, 0.0) / total
         return {name: error * times for name, error in errors.items()}, ranges
 
     def _by_switches(self, seconds: float) -> Judged:

@@ -43,8 +43,8 @@ _FEWEST = 16  # ... and at least where ranges are chosen by them
 
 
 class Slopes:
-    """Judges layers of a model by gradients of its results. A context manager; NotSupported where there are none, or
-    where results of samples have different shapes."""
+    """Judges layers of a model by gradients of its results. A context manager; NotSupported where there are none, where
+    results of samples have different shapes, or where either is infinite."""
 
     def __init__(
         self,
@@ -146,7 +146,10 @@ class Slopes:
             signs = rng.integers(0, 2, shape, np.int8) * 2 - 1
             given[f"slopes.signs{k}"] = (signs * sizes[sample]).astype(np.float32)
         (found,) = self._session.run({**self._feeds[sample], **given}).values()
-        return np.square(as_array(found).astype(np.float64))
+        moved = as_array(found).astype(np.float64)
+        if not np.isfinite(moved).all():
+            raise NotSupported("gradients are infinite, or no number")
+        return np.square(moved)
 
 
 def judge_by_slopes(
