@@ -16,10 +16,11 @@ import numpy as np
 
 from ranvier.records import dataclass
 from ranvier.runtime.quantizing.batches import apart
+from ranvier.runtime.quantizing.range_inputs import Range
 from ranvier.runtime.quantizing.report import Difference
 from ranvier.runtime.quantizing.samples import Feed
 from ranvier.runtime.quantizing.sites import Site
-from ranvier.runtime.quantizing.switches import Range, Switches
+from ranvier.runtime.quantizing.switches import Switches
 
 Array = np.ndarray[Any, Any]
 FLOAT32, BF16, INT16, INT8 = "float32", "bf16", "int16", "int8"

@@ -27,8 +27,8 @@ from ranvier.passes.differentiate import differentiate
 from ranvier.passes.edit import builder
 from ranvier.passes.manager import PassManager
 from ranvier.passes.modernise import Modernise
-from ranvier.quantize import Integers
 from ranvier.runtime.narrowing.sample import type_of
+from ranvier.runtime.quantizing.range_inputs import Range, RangeInputs
 from ranvier.runtime.quantizing.rounding import Rounding
 from ranvier.runtime.quantizing.samples import Feed, as_array
 from ranvier.runtime.quantizing.sites import Site, find_sites
@@ -37,7 +37,6 @@ from ranvier.runtime.session import Session
 
 ORIGIN = "slopes"
 Array = np.ndarray[Any, Any]
-Range = tuple[float, float]
 _DRAWN = 48  # times that signs are drawn, at most: squares of single drawings differ by 1.4 times their mean
 _FEWEST = 16  # ... and at least where ranges are chosen by them
 
@@ -59,8 +58,7 @@ class Slopes:
         rounding: Rounding | None = None,
     ) -> None:
         self.names = list(names)
-        self._scheme = Integers(8, signed, "tensor", signed=signed)
-        self._code = DType.int8 if signed else DType.uint8
+        self._ranges = RangeInputs(signed)
         self._feeds = feeds
         self._of_numbers = [k for k, array in enumerate(expected[0]) if array.dtype.kind == "f"]
         self._shapes = [expected[0][k].shape for k in self._of_numbers]
@@ -116,16 +114,14 @@ class Slopes:
 
     def _added(self, graph: Graph, site: Site, k: int, means: Mapping[str, Array], rounding: Rounding) -> Value:
         """What codes add to the result of a layer."""
-        node, data = site.node, site.data
-        step = graph.add_input(f"slopes.scale{k}", TensorType(DType.float32, ()))
-        zero = graph.add_input(f"slopes.zero{k}", TensorType(self._code, ()))
+        node = site.node
         lost, mean = rounding.codes(site)[2], means.get(site.name)
         row = None if mean is None else mean_loss(site, lost, mean).astype(np.float32)
         if node.op == "MatMul" and added_row(node, len(lost)) is None:  # there is no bias to take it back by
             row = None
         ops = builder(node, ORIGIN)
         ops.before = None
-        read = ops.DequantizeLinear(ops.QuantizeLinear(data, step, zero), step, zero)
+        read = self._ranges.rounded(graph, ops, site.data, f"slopes{k}")
         weights = np.ascontiguousarray(np.moveaxis(-lost, 0, site.outputs)).astype(np.float32) + site.numbers
         coded = ops.node(node.op, [read, weights, *node.inputs[2:]], dict(node.attrs), version=node.version).output
         if row is not None:
@@ -138,10 +134,7 @@ class Slopes:
         given: dict[str, Array] = {}
         rng = np.random.default_rng(drawing)
         for k, name in enumerate(self.names):
-            low, high = ranges[name]
-            scale, zero = self._scheme.parameters(np.array(min(0.0, low)), np.array(max(0.0, high)))
-            given[f"slopes.scale{k}"] = np.asarray(scale, np.float32).reshape(())
-            given[f"slopes.zero{k}"] = np.asarray(zero, self._code.numpy).reshape(())
+            given |= self._ranges.given(f"slopes{k}", ranges[name])
         for k, (shape, sizes) in enumerate(zip(self._shapes, self._sizes)):
             signs = rng.integers(0, 2, shape, np.int8) * 2 - 1
             given[f"slopes.signs{k}"] = (signs * sizes[sample]).astype(np.float32)

@@ -20,7 +20,7 @@ from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import TensorType
 from ranvier.passes.edit import builder, bypass
 from ranvier.passes.facts import dtype_of
-from ranvier.quantize import Integers
+from ranvier.runtime.quantizing.range_inputs import Range, RangeInputs
 from ranvier.runtime.quantizing.report import Difference, difference
 from ranvier.runtime.quantizing.rounding import Rounding
 from ranvier.runtime.quantizing.samples import Feed, as_array
@@ -31,7 +31,6 @@ from ranvier.runtime.session import Session
 
 ORIGIN = "switch"
 Array = np.ndarray[Any, Any]
-Range = tuple[float, float]
 
 
 class Switches:
@@ -48,8 +47,7 @@ class Switches:
         rounding: Rounding | None = None,
     ) -> None:
         self.names = list(names)
-        self._scheme = Integers(8, signed, "tensor", signed=signed)
-        self._code = DType.int8 if signed else DType.uint8
+        self._ranges = RangeInputs(signed)
         made, rounding = copied(graph), rounding or Rounding()
         for site in find_sites(made, bodies=True):
             if site.name in self.names:
@@ -63,22 +61,16 @@ class Switches:
         self._session.close()
 
     def _switch(self, graph: Graph, site: Site, stem: str, mean: Array | None, rounding: Rounding) -> None:
-        data, scalar = site.data, TensorType(DType.float32, ())
-        on, step = graph.add_input(f"{stem}.on", scalar), graph.add_input(f"{stem}.scale", scalar)
-        zero = graph.add_input(f"{stem}.zero", TensorType(self._code, ()))
-        ops = builder(site.node, ORIGIN)
-        back = ops.DequantizeLinear(ops.QuantizeLinear(data, step, zero), step, zero)
+        on = graph.add_input(f"{stem}.on", TensorType(DType.float32, ()))
+        back = self._ranges.rounded(graph, builder(site.node, ORIGIN), site.data, stem)
         _switch_layer(site, on, back, rounding.codes(site)[2], mean)
 
     def results(self, feeds: Sequence[Feed], coded: Mapping[str, Range]) -> list[list[Array]]:
         """Results with these layers coded, by the ranges of what they read."""
         given: dict[str, Array] = {}
         for k, name in enumerate(self.names):
-            low, high = coded.get(name, (0.0, 1.0))
-            scale, zero = self._scheme.parameters(np.array(min(0.0, low)), np.array(max(0.0, high)))
             given[f"switch{k}.on"] = np.array(name in coded, np.float32)
-            given[f"switch{k}.scale"] = np.asarray(scale, np.float32).reshape(())
-            given[f"switch{k}.zero"] = np.asarray(zero, self._code.numpy).reshape(())
+            given |= self._ranges.given(f"switch{k}", coded.get(name, (0.0, 1.0)))
         return [[as_array(x) for x in self._session.run({**feed, **given}).values()] for feed in feeds]
 
     def difference(
