@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,24 @@ def test_ranges_are_chosen_by_gradients_too() -> None:
         assert list(errors) == names and all(0 < error < 1e-2 for error in errors.values())
         _, none = judge_by_slopes(slopes, quantizer.sites, ways, 1, 0.0, lambda done, of: None)
         assert none == {}, "where time is short, ranges stay as they are"
+
+
+def test_judging_by_gradients_ends_in_time() -> None:
+    """Of more samples than there is time for, some are asked, and each as often."""
+    asked: list[tuple[int, int]] = []
+
+    class Counted:
+        def errors(self, ranges: Any, sample: int, drawing: int) -> Any:
+            asked.append((sample, drawing))
+            time.sleep(0.002)
+            return np.array([1.0])
+
+    (site,) = find_sites(graph_of([conv("x", "w", "y")], {"w": RNG.standard_normal((16, 8, 3, 3))}))
+    slopes: Any = Counted()
+    for samples, seconds, most in ((1000, 0.01, 8), (1000, 1e9, 50), (5, 1e9, 47), (3, 0.0, 3)):
+        asked.clear()
+        errors, _ = judge_by_slopes(slopes, [site], [{"x": (0.0, 1.0)}], samples, seconds, lambda done, of: None)
+        assert 3 <= len(asked) <= most and errors == {site.name: pytest.approx(len({s for s, _ in asked[2:]}))}
 
 
 def test_where_there_are_no_gradients_layers_are_switched_on_one_by_one() -> None:

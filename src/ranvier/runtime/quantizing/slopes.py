@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ranvier.config import SessionConfig
-from ranvier.dtypes import DType
+from ranvier.dtypes import of
 from ranvier.errors import NotSupported
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Value
@@ -61,7 +61,7 @@ class Slopes:
         self._ranges = RangeInputs(signed)
         self._feeds = feeds
         self._of_numbers = [k for k, array in enumerate(expected[0]) if array.dtype.kind == "f"]
-        self._shapes = [expected[0][k].shape for k in self._of_numbers]
+        self._rows = [expected[0][k] for k in self._of_numbers]
         self._sizes = [self._parts(expected, k) for k in self._of_numbers]
         self._session = Session(self._made(graph, means, rounding or Rounding()), config)
 
@@ -95,9 +95,7 @@ class Slopes:
         if any(name not in sites for name in self.names):
             raise NotSupported("layers stand in bodies of branches or loops")
         results = [made.outputs[k] for k in self._of_numbers]
-        seeds = [
-            made.add_input(f"slopes.signs{k}", TensorType(DType.float32, shape)) for k, shape in enumerate(self._shapes)
-        ]
+        seeds = [made.add_input(f"slopes.signs{k}", TensorType(of(row), row.shape)) for k, row in enumerate(self._rows)]
         outputs = {name: sites[name].node.output for name in self.names}
         added = {name: self._added(made, sites[name], k, means, rounding) for k, name in enumerate(self.names)}
         grads = differentiate(made, list(zip(results, seeds)), list(outputs.values()))
@@ -135,9 +133,9 @@ class Slopes:
         rng = np.random.default_rng(drawing)
         for k, name in enumerate(self.names):
             given |= self._ranges.given(f"slopes{k}", ranges[name])
-        for k, (shape, sizes) in enumerate(zip(self._shapes, self._sizes)):
-            signs = rng.integers(0, 2, shape, np.int8) * 2 - 1
-            given[f"slopes.signs{k}"] = (signs * sizes[sample]).astype(np.float32)
+        for k, (row, sizes) in enumerate(zip(self._rows, self._sizes)):
+            signs = rng.integers(0, 2, row.shape, np.int8) * 2 - 1
+            given[f"slopes.signs{k}"] = (signs * sizes[sample]).astype(row.dtype)
         (found,) = self._session.run({**self._feeds[sample], **given}).values()
         moved = as_array(found).astype(np.float64)
         if not np.isfinite(moved).all():
@@ -162,11 +160,12 @@ def judge_by_slopes(
     error(ways[0], 0)  # compiles it
     start = time.perf_counter()
     error(ways[0], 0)
-    once = time.perf_counter() - start
+    once, samples = time.perf_counter() - start, min(samples, _DRAWN)
     if once * len(ways) * max(_FEWEST, samples) > seconds:
         ways = ways[:1]
+    samples = max(1, min(samples, int(seconds / (once * len(ways)))))
     found = [np.zeros(len(sites)) for _ in ways]
-    drawn, wanted = 0, max(samples, _DRAWN // samples * samples)
+    drawn, wanted = 0, _DRAWN // samples * samples
     while drawn < wanted:
         if drawn and drawn % samples == 0 and time.perf_counter() - start + once * len(ways) * samples > seconds:
             break  # all samples have been asked as often
