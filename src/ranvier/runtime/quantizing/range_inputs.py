@@ -24,6 +24,7 @@ class RangeInputs:
         self._code = DType.int8 if signed else DType.uint8
 
     def rounded(self, graph: Graph, ops: GraphOps, data: Value, stem: str) -> Value:
+        """``graph`` gets the inputs; the data may lie in a body of it."""
         step = graph.add_input(f"{stem}.scale", TensorType(DType.float32, ()))
         zero = graph.add_input(f"{stem}.zero", TensorType(self._code, ()))
         made: Value = ops.DequantizeLinear(ops.QuantizeLinear(data, step, zero), step, zero)

@@ -21,10 +21,10 @@ from ranvier.dtypes import of
 from ranvier.errors import NotSupported
 from ranvier.graph.extract import copied
 from ranvier.graph.ir import Graph, Value
+from ranvier.graph.rewrite import GraphOps
 from ranvier.graph.types import TensorType
-from ranvier.ops import annotate
+from ranvier.ops import annotate, complete
 from ranvier.passes.differentiate import differentiate
-from ranvier.passes.edit import builder
 from ranvier.passes.manager import PassManager
 from ranvier.passes.modernise import Modernise
 from ranvier.runtime.narrowing.sample import type_of
@@ -97,12 +97,11 @@ class Slopes:
         results = [made.outputs[k] for k in self._of_numbers]
         seeds = [made.add_input(f"slopes.signs{k}", TensorType(of(row), row.shape)) for k, row in enumerate(self._rows)]
         outputs = {name: sites[name].node.output for name in self.names}
-        added = {name: self._added(made, sites[name], k, means, rounding) for k, name in enumerate(self.names)}
+        ops = GraphOps(made, None, ORIGIN, complete)  # behind everything
+        added = {name: self._added(ops, sites[name], k, means, rounding) for k, name in enumerate(self.names)}
         grads = differentiate(made, list(zip(results, seeds)), list(outputs.values()))
         scores = []
         for name, grad in zip(self.names, grads):
-            ops = builder(sites[name].node, ORIGIN)
-            ops.before = None
             zero = ops.constant(np.zeros((), np.float32))
             scores.append(zero if grad is None else ops.ReduceSum(ops.Mul(grad, added[name]), keepdims=0))
         row = [ops.Unsqueeze(score, np.array([0])) for score in scores]
@@ -110,16 +109,14 @@ class Slopes:
         made.sort()
         return made
 
-    def _added(self, graph: Graph, site: Site, k: int, means: Mapping[str, Array], rounding: Rounding) -> Value:
+    def _added(self, ops: GraphOps, site: Site, k: int, means: Mapping[str, Array], rounding: Rounding) -> Value:
         """What codes add to the result of a layer."""
         node = site.node
         lost, mean = rounding.codes(site)[2], means.get(site.name)
         row = None if mean is None else mean_loss(site, lost, mean).astype(np.float32)
         if node.op == "MatMul" and added_row(node, len(lost)) is None:  # there is no bias to take it back by
             row = None
-        ops = builder(node, ORIGIN)
-        ops.before = None
-        read = self._ranges.rounded(graph, ops, site.data, f"slopes{k}")
+        read = self._ranges.rounded(ops.graph, ops, site.data, f"slopes{k}")
         weights = np.ascontiguousarray(np.moveaxis(-lost, 0, site.outputs)).astype(np.float32) + site.numbers
         coded = ops.node(node.op, [read, weights, *node.inputs[2:]], dict(node.attrs), version=node.version).output
         if row is not None:

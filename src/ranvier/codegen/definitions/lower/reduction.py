@@ -199,9 +199,9 @@ def softmax(b: Definitions, x: Value, axis: int, log: bool = False, out: Value |
     def build(e: list[Expr]) -> RowBody:
         value = cast(e[0], wide)
         shifted = sub(value, Result(0, wide))
-        reduces = [Reduce("max", value, wide), Reduce("sum", weight_of(shifted), wide)]
-        total = Result(1, wide)
-        result = sub(shifted, op("log", total)) if log else share_of(weight_of(shifted), total)
+        weight, total = weight_of(shifted), Result(1, wide)
+        reduces = [Reduce("max", value, wide), Reduce("sum", weight, wide)]
+        result = sub(shifted, op("log", total)) if log else share_of(weight, total)
         return RowBody(reduces, maps={0: cast(result, dtype)})
 
     body = by_steps if dtype is DType.float16 and not log else build
