@@ -61,6 +61,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], dict[str, Any], int]] = [
     ("GridSample", 16, (X, numbers(2, 3, 3, 2)), {}, 1),
     ("GridSample", 16, (X, numbers(2, 3, 3, 2)), {"mode": "bicubic"}, 1),
     ("GroupNormalization", 18, (numbers(2, 6, 4), numbers(3), numbers(3)), {"num_groups": 3}, 1),
+    ("LayerNormalization", 12, (numbers(2, 6), numbers(6), numbers(6)), {"epsilon": 0.01}, 1),
     ("GlobalLpPool", 1, (X,), {"p": 3.0}, 1),
     ("LpPool", 1, (X,), {"p": 2.0, "kernel_shape": (2, 2)}, 1),
     ("PRelu", 1, (X, numbers(3)), {}, 1),
@@ -150,6 +151,7 @@ def test_old_form_becomes_the_newest_and_computes_the_same(case: tuple[Any, ...]
         (("BatchNormalization", 7, (X, *[np.abs(numbers(3, 4, 5))] * 4), {"spatial": 0}, 1), "per element"),
         (("Dropout", 7, (X,), {}, 2), "its mask is used, and had another type"),
         (("OneHot", 9, (np.array([1, -1]), [3], [0, 1]), {}, 1), "means something else"),
+        (("LayerNormalization", 9, (X.astype(np.float16), numbers(5, 1)[:, 0]), {}, 1), "of several types"),
         (("LpPool", 1, (X,), {"p": 2.5, "kernel_shape": (2, 2)}, 1), "not a whole number"),
     ],
 )  # fmt: skip

@@ -376,4 +376,16 @@ def _resize_attrs(mode: str) -> dict[str, Any]:
     return {"mode": mode, **_ASYMMETRIC}
 
 
+# -- what was there before the standard had it ------------------------------------------------------------------------
+
+
+@upgrade("LayerNormalization", below=17)
+def _layer_normalization(node: Node, op: GraphOps) -> str | None:
+    """ONNX Runtime's optimizer writes it into models of any opset, and takes operands of several types."""
+    kinds = {dtype_of(value) for value in node.inputs if value is not None}
+    if None in kinds:
+        return UNKNOWN_TYPE
+    return "its operands are of several types" if len(kinds) > 1 else None
+
+
 __all__ = ["UPGRADES", "Upgrade", "upgrade"]

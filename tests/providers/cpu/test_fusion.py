@@ -121,6 +121,32 @@ def test_what_is_joined_is_written_in_place(axis: int) -> None:
     assert len(launches(model(nodes, {"x": (4, 5, 6), "y": (4, 5, 6)}, ["z"]), feeds)) == 2
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_what_is_stacked_is_written_in_place(axis: int) -> None:
+    """Each gets an axis more on its way; the first is read by others too, the last comes by two views."""
+    nodes = [
+        node("Relu", "x", "a"),
+        node("Softmax", "y", "b", axis=-1),
+        node("Concat", "x y", "c", axis=1),
+        *(node("Unsqueeze", f"{name} axis", f"{name}1") for name in "ab"),
+        node("Reshape", "c flat", "c0"),
+        node("Reshape", "c0 whole", "c1"),
+        node("Concat", "a1 b1 c1", "z", axis=axis),
+        node("Tanh", "a", "t"),
+    ]
+    whole = [4, 5, 6]
+    whole.insert(axis, 2)
+    constants = {
+        "axis": np.array([axis], np.int64),
+        "flat": np.array([-1], np.int64),
+        "whole": np.array(whole, np.int64),
+    }
+    feeds = {"x": random(4, 5, 6), "y": random(4, 5, 6)}
+    made = model(nodes, {"x": (4, 5, 6), "y": (4, 5, 6)}, ["z", "t"], constants)
+    joined = 2 if axis < 1 else 3  # elsewhere a concatenation lies in another order, and is a copy more
+    assert len(launches(made, feeds)) == 3 + joined
+
+
 def test_views_cost_nothing() -> None:
     """Heads are split, transposed and merged again around one product per side."""
     shape = np.array([2, 6, 4, 8], np.int64)
@@ -200,9 +226,10 @@ def test_codes_are_stored_as_codes() -> None:
     expected = rv.load(made, providers=["reference"], optimization="none").run(feeds)["y"]
     with rv.load(made, providers=["cpu"], optimization="none") as session, session.profile() as profile:
         np.testing.assert_array_equal(session.run(feeds)["y"], expected)
-    products = [record.bytes for record in profile.kernels if record.kernel == "gemm driver"]
+    rounding, *products = profile.kernels  # whichever kernel multiplies: that differs with processors and threads
+    assert rounding.kernel.startswith("map")
     assert len(products) == 2
-    assert products[0] == products[1]
+    assert products[0].bytes == products[1].bytes
 
 
 @pytest.mark.parametrize("op", ["Softmax", "ReduceMax", "squares"])

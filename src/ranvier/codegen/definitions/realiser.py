@@ -59,6 +59,7 @@ class BaseRealiser(ABC):
                 self._outputs[value] = view
         self._wanted = list(outputs)
         self._slices: dict[Value, tuple[Joined, int]] = {}
+        self._slices_behind: dict[Value, Alias] = {}  # results that lie in a concatenation under another shape
         self._outputs_behind: dict[Value, View] = {}  # results that lie in an output's memory under another shape
         self._inputs = list(inputs)
         self._converted: dict[tuple[int, DType], tuple[View, View]] = {}  # with the view, whose identity it goes by
@@ -182,12 +183,15 @@ class BaseRealiser(ABC):
     def destination(self, value: Value, order: tuple[int, ...] | None = None) -> View:
         """Memory for a result that is about to be written; ``order`` is what its producer would like."""
         slot = self._slices.get(value)
+        behind = self._behind_slice(value)
         if slot is not None:
             joined, start = slot
             whole = self._views.get(joined.out)
             if whole is None:
                 whole = self._views[joined.out] = self.destination(joined.out, order)
             made = slice_of(whole, joined.axis, start, self.program.shape(value)[joined.axis])
+        elif behind is not None:
+            made = behind
         elif value in self._outputs:
             made = self._outputs[value]
         elif value in self._outputs_behind:
@@ -202,12 +206,28 @@ class BaseRealiser(ABC):
         self._views[value] = made
         return made
 
+    def _behind_slice(self, value: Value) -> View | None:
+        """Memory of a concatenation in the shape of a value that goes there under another one; None where it does not,
+        or its elements would be in another order there."""
+        shown = self._slices_behind.get(value)
+        if shown is None or shown.inverse is None:
+            return None
+        view = shown.inverse(self.destination(shown.out))
+        if view is None:
+            return None
+        order = [axis for axis in memory_order(view.shape, view.strides) if view.shape[axis] != 1]
+        return view if order == sorted(order) else None
+
     def _plan_joins(self, defs: Sequence[Def]) -> None:
-        """Let results that go into a concatenation be written there at once."""
+        """Let results that go into a concatenation be written there at once, also those that get another shape before
+        (an array on top of others is one of them with an axis more)."""
         own: set[Value] = set()
+        shown: dict[Value, Alias] = {}
         for each in defs:
             if isinstance(each, Pointwise | Moved | Rows | Contraction | Joined):
                 own.update(each.outputs)
+            elif isinstance(each, Alias) and each.inverse is not None:
+                shown[each.out] = each
         taken: set[Value] = set()
         for each in reversed(defs):  # outer concatenations first: an inner one may then be a slice of it
             if not isinstance(each, Joined):
@@ -215,9 +235,14 @@ class BaseRealiser(ABC):
             start = 0
             for source in each.sources:
                 size = self.program.shape(source)[each.axis]
-                if source in own and source not in taken and source not in self._outputs and size:
-                    taken.add(source)
+                views, made = list[Alias](), source
+                while made in shown and made not in taken and made not in self._outputs:
+                    views.append(shown[made])
+                    made = views[-1].source
+                if made in own and made not in taken and made not in self._outputs and size:
+                    taken.update((made, *(view.out for view in views)))
                     self._slices[source] = (each, start)
+                    self._slices_behind.update((view.source, view) for view in views)
                 start += size
 
     def _plan_outputs(self, defs: Sequence[Def]) -> None:
@@ -235,7 +260,7 @@ class BaseRealiser(ABC):
             if not isinstance(each, Alias) or each.inverse is None or each.out not in behind:
                 continue
             source = each.source
-            if source in behind or source in self._slices:
+            if source in behind or source in self._slices or source in self._slices_behind:
                 continue
             view = each.inverse(behind[each.out])
             if view is not None and (uses[source] == 1 or view.strides == dense_strides(view.shape)):

@@ -21,7 +21,7 @@ def retarget(graph: Graph, opset: int) -> None:
     """Give standard nodes the versions they have in ``opset``; NotSupported, and no change, where one has none."""
     changes: list[tuple[Node, int]] = []
     for node in graph.all_nodes():
-        if node.domain:
+        if node.domain or not onnx.defs.has(node.op, ""):  # what the standard never had is not the opset's
             continue
         try:
             older = onnx.defs.get_schema(node.op, opset, "")

@@ -33,9 +33,11 @@ from ranvier.runtime.quantizing.equalize import equalize
 from ranvier.runtime.quantizing.expert_codes import ExpertCoder
 from ranvier.runtime.quantizing.experts import experts_of, find_routers
 from ranvier.runtime.quantizing.forms import Form
+from ranvier.runtime.quantizing.fused_layers import take_fused_apart
 from ranvier.runtime.quantizing.options import BEST, Quantization
 from ranvier.runtime.quantizing.outdated import replace_outdated
 from ranvier.runtime.quantizing.plain import make_products_plain
+from ranvier.runtime.quantizing.projections import take_out_projections
 from ranvier.runtime.quantizing.recurrent import find_recurrent, quantize_recurrent
 from ranvier.runtime.quantizing.report import difference
 from ranvier.runtime.quantizing.rounding import Rounding, SumMoments, mean_of, moments_of
@@ -93,6 +95,8 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
         with noted_in_errors("; ".join(left)):
             retarget(graph, OPSET)
     make_nodes_distinct(graph)
+    take_fused_apart(graph)
+    take_out_projections(graph)
     make_products_plain(graph)
     make_values_distinct(graph)
     return graph

@@ -123,14 +123,24 @@ def could_be_coded(node: Node) -> bool:
     if node.domain or node.op not in ("Conv", "MatMul", "Gemm"):
         return False
     data, weight = node.inputs[0], node.inputs[1]
+    if node.op == "Conv":
+        return has_weights(data, weight)
+    return can_have_codes(data, weight, inner=1 if _is_turned(node) else 0)
+
+
+def can_have_codes(data: Value | None, weight: Value | None, *, inner: int = 0) -> bool:
+    """Whether codes can stand for a constant matrix that data are multiplied by; ``inner``: its axis of sums."""
+    if not has_weights(data, weight) or weight is None or weight.const is None:
+        return False
+    shape = weight.const.shape
+    return len(shape) == 2 and shape[inner] >= _LEAST_TERMS
+
+
+def has_weights(data: Value | None, weight: Value | None) -> bool:
+    """Whether data have constant weights, of float32 both, enough of them."""
     if data is None or data.const is not None or weight is None or weight.const is None:
         return False
-    if dtype_of(data) is not DType.float32 or weight.const.dtype is not DType.float32 or weight.const.size < _LEAST:
-        return False
-    if node.op == "Conv":
-        return True
-    shape = weight.const.shape
-    return len(shape) == 2 and shape[1 if _is_turned(node) else 0] >= _LEAST_TERMS
+    return dtype_of(data) is DType.float32 and weight.const.dtype is DType.float32 and weight.const.size >= _LEAST
 
 
 def _is_turned(product: Node) -> bool:
