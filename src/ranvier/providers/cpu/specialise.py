@@ -30,6 +30,7 @@ from ranvier.records import dataclass
 
 Array = np.ndarray[Any, Any]
 _ENTRY_NS = 1e6  # runs that take longer gain nothing by a shorter way in
+_WATCHED_NS = 1e6  # shorter runs are over before a thread that watches them would look again
 _SHORT_NS = 1e4  # it takes about as long for another thread to begin
 _ENTRY_SCRATCH = 1 << 20  # bytes that an entry may keep for itself
 
@@ -135,6 +136,8 @@ class Specialised:
             inputs = [*inputs, *(draw() for draw in self._draws)]
         check = watching()
         if check is not None:
+            check("generated code")
+        if check is not None and self._ns > _WATCHED_NS:
             with Watch(check) as watch:
                 self.program.run(inputs, outputs, arena, threads=self.threads, times=times, abort=watch.address)
         elif self._parts and times is None:
