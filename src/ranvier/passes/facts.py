@@ -19,6 +19,7 @@ __all__ = [
     "is_elementwise",
     "is_pure",
     "is_removable",
+    "is_wanted",
     "only_use",
     "rank_of",
     "same_shape",
@@ -82,6 +83,11 @@ def only_use(value: Value) -> Node | None:
     if len(value.uses) != 1 or value.is_graph_output:
         return None
     return next(iter(value.uses))[0]
+
+
+def is_wanted(node: Node, k: int) -> bool:
+    """Somebody reads the node's result ``k``, or it leaves the graph."""
+    return k < len(node.outputs) and (bool(node.outputs[k].uses) or node.outputs[k].is_graph_output)
 
 
 def is_pure(node: Node) -> bool:

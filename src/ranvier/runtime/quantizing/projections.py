@@ -15,7 +15,7 @@ from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.rewrite import GraphOps, substitute
 from ranvier.ops.contrib.rules import MICROSOFT
 from ranvier.passes.edit import builder, bypass
-from ranvier.passes.facts import dtype_of, shape_of
+from ranvier.passes.facts import dtype_of, is_wanted, shape_of
 from ranvier.runtime.quantizing.sites import can_have_codes
 
 ORIGIN = "projection"
@@ -38,7 +38,7 @@ def _can_be_parted(node: Node) -> bool:
     if node.attrs.get("do_rotary", 0) or node.attrs.get("past_present_share_buffer", 0):
         return False
     past = node.input(_PAST)
-    if past is None and _is_wanted(node, _PRESENT):
+    if past is None and is_wanted(node, _PRESENT):
         return False
     return (past is None or dtype_of(past) is DType.float32) and (mask is None or _is_mask_of_both(mask, data))
 
@@ -52,10 +52,6 @@ def _is_mask_of_both(mask: Value, data: Value | None) -> bool:
     if len(shape) == 1:
         return rows is not None and shape[0] is not None and shape[0] == rows[0]
     return len(shape) in (2, 3) and shape[-1] != 1  # one number for all keys says nothing
-
-
-def _is_wanted(node: Node, k: int) -> bool:
-    return k < len(node.outputs) and (bool(node.outputs[k].uses) or node.outputs[k].is_graph_output)
 
 
 def _columns(node: Node) -> int:
@@ -86,7 +82,7 @@ def _part(node: Node) -> None:
     count = 3 if before else 1
     called = f"{name}.heads"
     result = ops.node("MultiHeadAttention", operands, attrs, outputs=count, domain=MICROSOFT, name=called)
-    if _is_wanted(node, _PRESENT):
+    if is_wanted(node, _PRESENT):
         axis = np.array([0])
         rows = [ops.Unsqueeze(each, axis, _name=f"{name}.row{k}") for k, each in enumerate(result.outputs[1:])]
         substitute(node.outputs[_PRESENT], ops.Concat(*rows, axis=0, _name=f"{name}.present"), ops)

@@ -20,8 +20,8 @@ from ranvier.codegen.loops.ir import Expr, Index, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
+from ranvier.passes.facts import is_wanted
 from ranvier.providers.cpu.lower.attention import attend, split_heads
-from ranvier.providers.cpu.lower.heads_by_projection import wanted
 from ranvier.providers.cpu.lower.index import lowers
 from ranvier.providers.cpu.realise import Realiser
 from ranvier.varying import whole
@@ -60,7 +60,7 @@ def _grouped_check(node: Node) -> str | None:
         return "a quantized cache"
     if (node.input(1) is None) != (node.input(2) is None) or (node.input(3) is None) != (node.input(4) is None):
         return "keys or values alone"
-    if wanted(node, 3):
+    if is_wanted(node, 3):
         return "scores as a result"
     return None
 

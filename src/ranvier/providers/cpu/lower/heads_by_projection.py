@@ -18,6 +18,7 @@ from ranvier.codegen.loops.ir import Expr, Index, Size
 from ranvier.codegen.storage import View
 from ranvier.dtypes import DType
 from ranvier.graph.ir import Node, Value
+from ranvier.passes.facts import is_wanted
 from ranvier.providers.cpu.lower.attention import attend, split_heads, with_past
 from ranvier.providers.cpu.lower.index import lowers
 
@@ -25,10 +26,6 @@ INT64, FLOAT = DType.int64, DType.float32
 _TYPES = frozenset({DType.float32, DType.float16, DType.bfloat16, DType.int32})
 _MASKED = -10000.0
 _LOWEST = float(np.finfo(np.float32).min)  # what a key of the future gets where a mask is given too
-
-
-def wanted(node: Node, k: int) -> bool:
-    return k < len(node.outputs) and (bool(node.outputs[k].uses) or node.outputs[k].is_graph_output)
 
 
 def summand(
@@ -118,7 +115,7 @@ def _attention_check(node: Node) -> str | None:
     sizes = node.attrs.get("qkv_hidden_sizes")
     if sizes and (len(sizes) != 3 or sizes[0] != sizes[1]):
         return "queries and keys of different sizes"
-    if sizes and sizes[1] != sizes[2] and (node.input(4) is not None or wanted(node, 1)):
+    if sizes and sizes[1] != sizes[2] and (node.input(4) is not None or is_wanted(node, 1)):
         return "a past of keys and values of different sizes"
     return None
 
@@ -193,7 +190,7 @@ def _multi_head_check(node: Node) -> str | None:
         return "cache indirection"
     if (node.input(6) is None) != (node.input(7) is None):
         return "a past of keys or values alone"
-    if wanted(node, 3):
+    if is_wanted(node, 3):
         return "scores as a result"
     if node.attrs.get("scale", 0.0) < 0:
         return "a negative scale"
