@@ -14,7 +14,7 @@ from ranvier.errors import NotSupported
 from ranvier.graph.ir import Graph, Node, Value
 from ranvier.graph.topology import topological_order
 from ranvier.ops import annotate
-from ranvier.ops.gradients import Backward, comes_apart, needs, parts_of, reason_against, rule_of, stands_for_numbers
+from ranvier.ops.gradients import Backward, by_parts, comes_apart, needs, reason_against, rule_of, stands_for_numbers
 from ranvier.ops.gradients.sequences import carries
 from ranvier.passes.differentiate_control import CONTROL, Kept, control_gradients, prepared
 from ranvier.passes.edit import sharpen
@@ -117,11 +117,7 @@ def _unknown(missing: Sequence[Node]) -> NotSupported:
 
 
 def _replace(graph: Graph, node: Node) -> dict[Value, Value]:
-    parts = parts_of(node)
-    assert parts is not None
-    maker = Backward(graph)
-    maker.before = node
-    replaced = dict(zip(node.outputs, parts(maker, node)))
+    replaced = dict(zip(node.outputs, by_parts(node)))
     for old, new in replaced.items():
         new.type = new.type if old.type is None or new.type is None else new.type.merge(old.type)
         old.replace_by(new)

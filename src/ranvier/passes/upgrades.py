@@ -17,7 +17,7 @@ from onnx import TensorProto
 from ranvier.graph.ir import Node
 from ranvier.graph.rewrite import GraphOps
 from ranvier.ops.registry import Array
-from ranvier.passes.facts import array_of, dtype_of, rank_of, shape_of
+from ranvier.passes.facts import array_of, dtype_of, is_wanted, rank_of, shape_of
 
 Upgrade = Callable[[Node, GraphOps], str | None]
 UPGRADES: dict[str, list[tuple[int, Upgrade]]] = {}  # by operator: (below, upgrade), by rising `below`
@@ -145,7 +145,7 @@ def _split_count(node: Node, op: GraphOps) -> str | None:
 def _dropout(node: Node, op: GraphOps) -> str | None:
     if node.version < 7 and not node.attrs.get("is_test", 0):
         return "it drops at random"
-    if len(node.outputs) > 1 and node.version < 10 and (node.outputs[1].uses or node.outputs[1].is_graph_output):
+    if node.version < 10 and is_wanted(node, 1):
         return "its mask is used, and had another type"
     node.attrs.pop("is_test", None)
     ratio = node.attrs.pop("ratio", 0.5)

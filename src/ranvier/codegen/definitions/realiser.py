@@ -183,14 +183,13 @@ class BaseRealiser(ABC):
     def destination(self, value: Value, order: tuple[int, ...] | None = None) -> View:
         """Memory for a result that is about to be written; ``order`` is what its producer would like."""
         slot = self._slices.get(value)
-        behind = self._behind_slice(value)
         if slot is not None:
             joined, start = slot
             whole = self._views.get(joined.out)
             if whole is None:
                 whole = self._views[joined.out] = self.destination(joined.out, order)
             made = slice_of(whole, joined.axis, start, self.program.shape(value)[joined.axis])
-        elif behind is not None:
+        elif (behind := self._behind_slice(value)) is not None:
             made = behind
         elif value in self._outputs:
             made = self._outputs[value]

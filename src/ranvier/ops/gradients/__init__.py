@@ -30,11 +30,12 @@ from ranvier.ops.gradients import (
     signal,
 )
 from ranvier.ops.gradients.base import Backward, gradient, known_gradients, needs, rule_of, stands_for_numbers
-from ranvier.ops.gradients.parts import comes_apart, has_parts, made_of, parts_of
+from ranvier.ops.gradients.parts import by_parts, comes_apart, has_parts, made_of, parts_of
 from ranvier.ops.gradients.without import reason_against, without_gradient
 
 __all__ = [
     "Backward",
+    "by_parts",
     "classical",
     "comes_apart",
     "contraction",

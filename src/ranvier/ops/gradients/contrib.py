@@ -85,7 +85,7 @@ def _turned(b: Backward, x: Value, last_two: int, batch: int) -> Value:
         order = [*order[1:-1], 0, order[-1]]
     if last_two and rank > 1:
         order[-1], order[-2] = order[-2], order[-1]
-    return x if order == list(range(rank)) else b.Transpose(x, perm=order)
+    return x if order == list(range(rank)) else b.Transpose(x, perm=order, _name=f"{x.name}.turned")
 
 
 @made_of("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", domain=MICROSOFT)

@@ -34,6 +34,15 @@ def parts_of(node: Node) -> Parts | None:
     return _PARTS.get((node.domain, node.op)) or (written_out if has_definition(node) else None)
 
 
+def by_parts(node: Node) -> Sequence[Value]:
+    """The results of a node that has parts, made by those before it."""
+    parts = parts_of(node)
+    assert parts is not None and node.graph is not None
+    maker = Backward(node.graph)
+    maker.before = node
+    return parts(maker, node)
+
+
 def comes_apart(node: Node) -> bool:
     """Whether a node is to be written out before it is derived."""
     if rule_of(node.domain, node.op) is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ranvier.graph.ir import Node, Value
+from ranvier.passes.facts import is_wanted
 from ranvier.providers.base import Array
 
 ATTENTION = "GroupQueryAttention"
@@ -50,9 +51,8 @@ def _bound(node: Node, total: Array, given: Mapping[Value, Any]) -> int | None:
     past, length = node.input(3), _size(node.input(0), 1, given)
     if past is None or past not in given or length is None or total.size != 1:
         return None
-    shown = len(node.outputs) > 3 and (node.outputs[3].uses or node.outputs[3].is_graph_output)
     capacity, wanted = given[past].shape[2], int(total.reshape(-1)[0])
-    if shown or node.input(10) is not None or wanted > capacity:
+    if is_wanted(node, 3) or node.input(10) is not None or wanted > capacity:
         return None
     differs = wanted == length and (length > 1 or node.input(9) is not None)  # a prompt: it begins at position 0
     return None if differs else int(capacity)

@@ -87,6 +87,7 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
     if graph.opsets.get("", OPSET) < LEAST_OPSET:
         names = ("modernise", *names)
     replace_outdated(graph)
+    take_fused_apart(graph)
     passes = [*(each for each in default_passes() if each.name in names), HardActivationFusion()]
     # codes round far more than factors that become part of a layer, or an activation that was written in other steps
     reports = PassManager(passes).run(graph, config.updated(optimization="aggressive"))
@@ -95,7 +96,6 @@ def prepared(model: str | os.PathLike[str] | Graph, config: SessionConfig) -> Gr
         with noted_in_errors("; ".join(left)):
             retarget(graph, OPSET)
     make_nodes_distinct(graph)
-    take_fused_apart(graph)
     take_out_projections(graph)
     make_products_plain(graph)
     make_values_distinct(graph)

@@ -2,8 +2,9 @@
 
 Exporters' optimizers make one node of both (com.microsoft's Attention), whose weights nothing but that operator reads.
 Apart, the product is a layer like others, for every scheme; MultiHeadAttention does the rest, and other runtimes have
-it too. A past in one tensor is taken apart before it, and the present put together behind it. What cannot be said like
-that, as rotary embedding without tables, stays one node.
+it too. (The parts that gradients know it by have scores as tensors, and would be slower.) A past in one tensor is taken
+apart before it, and the present put together behind it. What cannot be said like that, as rotary embedding without
+tables, stays one node.
 """
 
 from __future__ import annotations
